@@ -1,0 +1,105 @@
+"""What tests may need of the machine: detected here, skipped with a reason where it is missing.
+
+`XCE_REQUIRE=root,cgroup2,...` (or `all`) turns such a skip into a failure: a skip that hides a
+broken test is a defect.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def _mounted(kind: str, option: str = "") -> Path | None:
+    for line in Path("/proc/self/mounts").read_text("utf-8").splitlines():
+        _, where, fstype, options, *_ = line.split()
+        if fstype == kind and (not option or option in options.split(",")):
+            return Path(where)
+    return None
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "needs root"
+
+
+def _cgroup2() -> str:
+    return _root() or ("" if _mounted("cgroup2") else "no cgroup v2 is mounted")
+
+
+def _cgroup1() -> str:
+    mounted = _mounted("cgroup", "devices")
+    return _root() or ("" if mounted else "no cgroup v1 devices controller is mounted")
+
+
+def _bpf() -> str:
+    if why := _cgroup2():
+        return why
+    libc = ctypes.CDLL(None, use_errno=True)
+    # BPF_PROG_QUERY (16) on a bad descriptor: a kernel that knows bpf(2) for cgroups says EBADF.
+    attr = ctypes.create_string_buffer(
+        (0xFFFFFFFF).to_bytes(4, "little") + (6).to_bytes(4, "little"), 128
+    )
+    libc.syscall(321 if os.uname().machine == "x86_64" else 280, 16, attr, 128)
+    return "" if ctypes.get_errno() == 9 else f"bpf(2) answers errno {ctypes.get_errno()}"
+
+
+def _netns() -> str:
+    return _root() or ("" if shutil.which("ip") else "needs ip(8), from iproute2")
+
+
+def _cc() -> str:
+    return "" if shutil.which("cc") else "needs a C compiler as cc"
+
+
+def _nspawn() -> str:
+    missing = [tool for tool in ("systemd-nspawn", "debootstrap") if not shutil.which(tool)]
+    return _root() or (f"needs {', '.join(missing)}" if missing else "")
+
+
+def _plain() -> str:
+    return "" if os.geteuid() else "needs a plain user"
+
+
+NEEDS: dict[str, Callable[[], str]] = {
+    "root": _root,
+    "plain": _plain,
+    "cgroup1": _cgroup1,
+    "cgroup2": _cgroup2,
+    "bpf": _bpf,
+    "netns": _netns,
+    "cc": _cc,
+    "nspawn": _nspawn,
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = os.environ.get("XCE_REQUIRE", "").split(",")
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if why := NEEDS[name]():
+                if name in required:
+                    pytest.fail(f"{name} is required here, but: {why}")
+                pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def cgroup2_mount() -> Path:
+    """Where cgroup v2 is mounted."""
+    mount = _mounted("cgroup2")
+    if mount is None:
+        pytest.skip("no cgroup v2 is mounted")
+    return mount
+
+
+@pytest.fixture(scope="session")
+def cgroup1_mount() -> Path:
+    """Where the devices controller of cgroup v1 is mounted."""
+    mount = _mounted("cgroup", "devices")
+    if mount is None:
+        pytest.skip("no cgroup v1 devices controller is mounted")
+    return mount

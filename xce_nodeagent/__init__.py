@@ -1,0 +1,1 @@
+"""The node agent of the XCE batch scheduler."""

@@ -1,0 +1,1 @@
+"""Composition, event loop, socket, configuration, systemd notification."""

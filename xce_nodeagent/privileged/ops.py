@@ -1,0 +1,190 @@
+"""The closed table of what may be asked of a helper: one request type, one answer type, each.
+
+Every message is one SOCK_SEQPACKET packet of msgpack. A helper decodes it as the union of its own
+role's requests and of nothing else; what does not decode, or is longer than the limit, is an
+attack or a bug, and the helper logs it and exits. What is well-formed but cannot be done (the
+cgroup is populated, the kernel refuses) is answered with `Failed`, which names a pinned error.
+
+Roles: the binder changes the kernel's state, the prober asks vendor libraries, the witness looks
+who holds what. The supervisor hands out helpers and knows nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from xce_nodeagent.model.plan import Backend, CgroupRef
+from xce_nodeagent.model.rule import Device, Rule
+
+MESSAGE_LIMIT = 128 * 1024
+"""Bytes of one message. The largest is `Manage` on a host of 8 GPUs with every MIG slice."""
+
+Role = Literal["binder", "prober", "witness"]
+
+
+# ---- the supervisor -------------------------------------------------------------------------
+
+
+class Next(Struct, frozen=True, tag="next"):
+    """Give me a helper of this role. The answer carries one end of its socket as SCM_RIGHTS."""
+
+    role: Role
+
+
+class Given(Struct, frozen=True, tag="given"):
+    """A helper: its pid, for the log. The descriptor comes with the message."""
+
+    pid: int
+
+
+# ---- the binder -----------------------------------------------------------------------------
+
+
+class Take(Struct, frozen=True, tag="take"):
+    """Become the live binder: end the one before, take its lock, open the roots, load, recover.
+
+    `known` are the cgroups that the ledger has: the programs and maps of a former binder are
+    found again through them when the jobs' home itself is gone.
+    """
+
+    known: tuple[CgroupRef, ...] = ()
+
+
+class Taken(Struct, frozen=True, tag="taken"):
+    """What this binder can enforce. `program`: `shared`, or `per-job` with the reason."""
+
+    pid: int
+    home: CgroupRef | None
+    backends: tuple[Backend, ...]
+    program: str
+    recovered: bool
+    reason: str = ""
+
+
+class Manage(Struct, frozen=True, tag="manage"):
+    """These, and no others, are the managed devices from now on, for every job that is bound."""
+
+    devices: tuple[Device, ...]
+
+
+class Bind(Struct, frozen=True, tag="bind"):
+    """Fence a cgroup and give it exactly these grants. Idempotent; the last one wins.
+
+    `make`: the cgroup is ours, make it below the home; otherwise it must exist below an allowed
+    root. `populated`: processes may be in it already. `mark` is stored as `trusted.xce.binding`
+    on the cgroup; a cgroup that bears another mark is refused as a conflict.
+    """
+
+    mark: str
+    cgroup: CgroupRef
+    grants: tuple[Rule, ...]
+    make: bool
+    populated: bool = False
+
+
+class Unbind(Struct, frozen=True, tag="unbind"):
+    """Take every grant back, and with `remove` remove the cgroup if nothing is in it.
+
+    Idempotent; a cgroup that is gone is an answer (`gone`), not an error. One that bears
+    another mark is left alone and answered as gone.
+    """
+
+    mark: str
+    cgroup: CgroupRef
+    remove: bool
+
+
+class Unbound(Struct, frozen=True, tag="unbound"):
+    """What is left: processes still in the cgroup or below it (at most 64 pids are named)."""
+
+    gone: bool
+    pids: tuple[int, ...] = ()
+
+
+class Verify(Struct, frozen=True, tag="verify"):
+    """Compare a cgroup with what it should be; changes nothing."""
+
+    mark: str
+    cgroup: CgroupRef
+    grants: tuple[Rule, ...]
+
+
+class Verified(Struct, frozen=True, tag="verified"):
+    """`state`: ok, gone, differs (with the fault), or unverifiable (cgroup v1 shows no denies)."""
+
+    state: Literal["ok", "gone", "differs", "unverifiable"]
+    fault: str = ""
+
+
+class Join(Struct, frozen=True, tag="join"):
+    """Move the process behind the pidfd that comes with this message into a bound cgroup."""
+
+    mark: str
+    cgroup: CgroupRef
+    pid: int
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """It is done."""
+
+
+# ---- the prober -----------------------------------------------------------------------------
+
+
+class Probe(Struct, frozen=True, tag="probe"):
+    """Ask a vendor's library about its devices; those in `skip` hung a prober before."""
+
+    vendor: Literal["nvidia"]
+    skip: tuple[str, ...] = ()
+
+
+class Probed(Struct, frozen=True, tag="probed"):
+    """What the library said, as `host/nvml.py` describes it, or why it said nothing."""
+
+    state: Literal["found", "none", "not_yet", "error"]
+    reason: str
+    facts: dict[str, Any]
+
+
+# ---- the witness ----------------------------------------------------------------------------
+
+
+class Look(Struct, frozen=True, tag="look"):
+    """Who holds these devices open, or listens on these ports?"""
+
+    devices: tuple[Device, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+class Seen(Struct, frozen=True):
+    """A process that holds something: `what` is a device (`c 195:0`) or a port (`tcp 20001`)."""
+
+    pid: int
+    uid: int
+    comm: str
+    what: str
+
+
+class Looked(Struct, frozen=True, tag="looked"):
+    """Everybody that was seen, and how many processes could not be looked into."""
+
+    seen: tuple[Seen, ...]
+    hidden: int
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """It could not be done; `code` is a pinned error's, and nothing was changed."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+BinderRequest = Take | Manage | Bind | Unbind | Verify | Join
+BinderAnswer = Taken | Unbound | Verified | Done | Failed
+ProberRequest = Probe
+ProberAnswer = Probed | Failed
+WitnessRequest = Look
+WitnessAnswer = Looked | Failed

@@ -1,0 +1,88 @@
+"""The contract of a resource provider, and nothing else.
+
+A provider is one file below `providers/` that ends with `PROVIDER: Provider = ...()`. It finds its
+instances through `Host`, and says as a value what a job needs to use them. It never acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from xce_nodeagent.host import Host
+from xce_nodeagent.model.instance import DeviceNode, Instance, ResourceType
+from xce_nodeagent.model.inventory import ControlNode
+from xce_nodeagent.model.plan import Plan
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What a provider found.
+
+    `state` says how to read an empty list: `found` (there may be none, and that is the answer),
+    `none` (this host cannot have any: no driver, no such bus), `not_yet` (ask again: a driver is
+    still loading; what was known before stays), `error` (asking failed; the same). `reason` is
+    for people, and is empty only when the state is `found`.
+    """
+
+    state: Literal["found", "none", "not_yet", "error"] = "found"
+    reason: str = ""
+    instances: tuple[Instance, ...] = ()
+    control: tuple[ControlNode, ...] = ()
+
+
+class PortGrant(Struct, frozen=True):
+    """A port of a divisible instance that a job is given, maybe under a name."""
+
+    port: int
+    name: str = ""
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """What a job was granted of one provider's instances, as `plan` sees it.
+
+    `instances` are all the job's instances of the provider (never empty), in inventory order;
+    `ports` all its ports, in the order asked; `control` the provider's control nodes that may be
+    granted; `visible` the site's policy for variables such as CUDA_VISIBLE_DEVICES.
+    """
+
+    job: str
+    instances: tuple[Instance, ...]
+    ports: tuple[PortGrant, ...] = ()
+    control: tuple[DeviceNode, ...] = ()
+    visible: Literal["uuid", "index"] = "uuid"
+
+
+class Provider(Protocol):
+    """One resource kind, whole."""
+
+    name: ClassVar[str]
+    """Unique, and in the ledger for ever."""
+
+    types: ClassVar[tuple[ResourceType, ...]]
+    """The types that its instances may have."""
+
+    def discover(self, host: Host) -> Found:
+        """Find the instances. Reads only; never raises for what the hardware does not answer."""
+        ...
+
+    def plan(self, grant: Grant) -> Plan:
+        """Say what a job needs to use its grant: AllowDevice, SetEnv and HoldPort steps. Pure."""
+        ...
+
+
+@runtime_checkable
+class Divides(Protocol):
+    """The optional ability of a provider whose instances are held in parts, by number."""
+
+    def parts(self, instance: Instance) -> Sequence[range]:
+        """Give the numbers that the instance consists of, as ranges in rising order. Pure."""
+        ...
+
+    def in_use(self, host: Host, instance: Instance) -> frozenset[int]:
+        """Give the numbers that somebody on this host uses now, held or not.
+
+        It is asked on the path of a prepare, so it must be cheap (well below a millisecond).
+        """
+        ...

@@ -1,0 +1,1 @@
+"""One resource kind, whole, in one file; siblings do not know each other."""
