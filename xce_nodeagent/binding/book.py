@@ -1,0 +1,149 @@
+"""The book: all live bindings as the fold of the ledger's events, with what is asked of them often.
+
+No I/O. Questions are answered from indexes, so that they cost the same at one binding and at a
+thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from xce_nodeagent.model.binding import (
+    Binding,
+    Committed,
+    Drained,
+    Event,
+    Failed,
+    Key,
+    Undrained,
+    follow,
+)
+from xce_nodeagent.model.instance import Holder, Instance
+from xce_nodeagent.model.inventory import overlapping
+
+
+class Book:
+    """The live bindings, the attempts that are over, the instances that are drained."""
+
+    def __init__(self) -> None:
+        self.live: dict[Key, Binding] = {}
+        self.over: dict[Key, float] = {}
+        self.drained: dict[str, str] = {}
+        self._by_job: dict[str, set[Key]] = {}
+        self._held: dict[str, set[Key]] = {}
+        self._excluded: dict[str, set[Key]] = {}
+        self._ports: dict[int, Key] = {}
+        self._cgroups: dict[str, Key] = {}
+
+    def preview(self, event: Event, now: float) -> Binding | None:
+        """Give the binding as the event would leave it; raise InvalidTransition if it can't."""
+        if isinstance(event, (Drained, Undrained)):
+            return None
+        return follow(self.live.get((event.job, event.attempt)), event, now)
+
+    def apply(self, event: Event, now: float) -> Binding | None:
+        """Take an event in. The event is on disk already, or about to be lost with the process."""
+        after = self.preview(event, now)
+        match event:
+            case Drained(id=instance, reason=reason):
+                self.drained[instance] = reason
+            case Undrained(id=instance):
+                self.drained.pop(instance, None)
+            case Committed():
+                # A requeue under an attempt that was never told apart: the tombstone is no more.
+                self.over.pop((event.job, event.attempt), None)
+        if after is not None:
+            self._store(after, ended_well=not isinstance(event, Failed))
+        return after
+
+    def _store(self, after: Binding, *, ended_well: bool) -> None:
+        key = after.key
+        if before := self.live.pop(key, None):
+            self._unindex(before)
+        if after.state != "ended":
+            self.live[key] = after
+            self._index(after)
+        elif ended_well and after.attempt:
+            # A failed prepare leaves no tombstone: the caller may try that attempt again.
+            self.over[key] = after.changed
+
+    def _index(self, binding: Binding) -> None:
+        key = binding.key
+        self._by_job.setdefault(binding.job, set()).add(key)
+        for instance in binding.instances:
+            self._held.setdefault(instance, set()).add(key)
+        if binding.state != "quarantined":
+            for instance in binding.excluded:
+                self._excluded.setdefault(instance, set()).add(key)
+        for hold in binding.plan.ports():
+            self._ports[hold.port] = key
+        if step := binding.plan.cgroup():
+            self._cgroups[step.cgroup.path] = key
+
+    def _unindex(self, binding: Binding) -> None:
+        key = binding.key
+        _discard(self._by_job, (binding.job,), key)
+        _discard(self._held, binding.instances, key)
+        _discard(self._excluded, binding.excluded, key)
+        for hold in binding.plan.ports():
+            if self._ports.get(hold.port) == key:
+                del self._ports[hold.port]
+        if (step := binding.plan.cgroup()) and self._cgroups.get(step.cgroup.path) == key:
+            del self._cgroups[step.cgroup.path]
+
+    def of_job(self, job: str, attempt: str | None = None) -> list[Binding]:
+        """Give a job's live bindings: of one attempt, or of all."""
+        keys = sorted(self._by_job.get(job, ()))
+        return [self.live[key] for key in keys if attempt is None or key[1] == attempt]
+
+    def holders(self, instances: Mapping[str, Instance], wanted: str) -> tuple[Holder, ...]:
+        """Give who holds an instance or anything that overlaps it, now or when it was bound."""
+        keys = set(self._excluded.get(wanted, ()))
+        for instance in overlapping(instances, wanted):
+            keys |= self._held.get(instance, set())
+        return tuple(sorted(Holder(*key) for key in keys))
+
+    def held(self) -> dict[str, tuple[Holder, ...]]:
+        """Give who holds each held instance by its own name, as the inventory shows it."""
+        return {
+            instance: tuple(sorted(Holder(*key) for key in keys))
+            for instance, keys in self._held.items()
+        }
+
+    def unavailable(self, instances: Iterable[Instance]) -> set[str]:
+        """Give the ids that are held, or overlap what is held."""
+        taken = set(self._held) | set(self._excluded)
+        return {i.id for i in instances if i.id in taken or not taken.isdisjoint(i.overlaps)}
+
+    def ports_held(self) -> Mapping[int, Key]:
+        """Give the ports that bindings hold."""
+        return self._ports
+
+    def cgroup_holder(self, path: str) -> Key | None:
+        """Give who has this cgroup, one above it or one below it."""
+        if path in self._cgroups:
+            return self._cgroups[path]
+        above = path
+        while above := above.rpartition("/")[0]:
+            if above in self._cgroups:
+                return self._cgroups[above]
+        below = f"{path}/"
+        return next((key for held, key in self._cgroups.items() if held.startswith(below)), None)
+
+    def forget(self, before: float) -> list[Key]:
+        """Drop the tombstones of attempts that were over before a time; give their keys."""
+        old = [key for key, ended in self.over.items() if ended < before]
+        for key in old:
+            del self.over[key]
+        return old
+
+    def __iter__(self) -> Iterator[Binding]:
+        return iter(list(self.live.values()))
+
+
+def _discard(index: dict[str, set[Key]], names: Iterable[str], key: Key) -> None:
+    for name in names:
+        if keys := index.get(name):
+            keys.discard(key)
+            if not keys:
+                del index[name]

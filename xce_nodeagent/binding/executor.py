@@ -1,0 +1,98 @@
+"""The executor: carries a plan out, and takes it back, by asking the binder.
+
+It decides nothing. Everything it asks for can be asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.model.binding import Binding
+from xce_nodeagent.model.plan import MakeCgroup
+from xce_nodeagent.privileged.ops import (
+    Bind,
+    Done,
+    Join,
+    Unbind,
+    Unbound,
+    Verified,
+    Verify,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Binder(Protocol):
+    """The agent's end of the binder; `binding/helper.py` is one."""
+
+    async def call(self, request: Any, fds: Sequence[int] = ()) -> Any:
+        """Ask, and give the answer; raise the pinned error of a failure."""
+        ...
+
+
+class Executor:
+    """Acts on bindings through a binder. Where there is none, nothing is enforced."""
+
+    def __init__(self, binder: Binder | None) -> None:
+        self._binder = binder
+
+    async def carry_out(self, binding: Binding) -> None:
+        """Make the kernel's state what the binding's plan says. Raises what the binder says.
+
+        Under the policy `best-effort` a rule that cannot be applied is logged, and that is all.
+        """
+        step = binding.plan.cgroup()
+        if step is None or self._binder is None:
+            return
+        make = isinstance(step, MakeCgroup)
+        request = Bind(
+            mark=binding.mark,
+            cgroup=step.cgroup,
+            grants=binding.plan.grants(),
+            make=make,
+            populated=not make and step.populated,
+        )
+        try:
+            await self._binder.call(request)
+        except Enforcement as error:
+            if binding.enforcement != "best-effort":
+                raise
+            log.warning("job %s is not fenced: %s", binding.job, error.message)
+
+    async def take_back(self, binding: Binding) -> Unbound:
+        """Undo the binding's plan; say who is still in its cgroup."""
+        step = binding.plan.cgroup()
+        if step is None or self._binder is None:
+            return Unbound(gone=True)
+        answer = await self._binder.call(
+            Unbind(binding.mark, step.cgroup, remove=isinstance(step, MakeCgroup))
+        )
+        return _expect(answer, Unbound)
+
+    async def verify(self, binding: Binding) -> Verified:
+        """Compare the kernel's state with the plan."""
+        step = binding.plan.cgroup()
+        if step is None or self._binder is None:
+            return Verified("ok")
+        answer = await self._binder.call(Verify(binding.mark, step.cgroup, binding.plan.grants()))
+        return _expect(answer, Verified)
+
+    async def join(self, binding: Binding, pid: int, pidfd: int) -> None:
+        """Move a process into the binding's cgroup."""
+        step = binding.plan.cgroup()
+        if step is None or self._binder is None:
+            return
+        answer = await self._binder.call(Join(binding.mark, step.cgroup, pid), (pidfd,))
+        _expect(answer, Done)
+
+
+T = TypeVar("T")
+
+
+def _expect(answer: Any, kind: type[T]) -> T:
+    if not isinstance(answer, kind):
+        raise Enforcement(f"the binder answered {type(answer).__name__}, not {kind.__name__}")
+    return answer

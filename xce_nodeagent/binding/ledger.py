@@ -1,0 +1,250 @@
+"""The ledger: append-only events in SQLite, and the book that is their fold.
+
+One row is one event: its JSON, the CRC of exactly these bytes, the time and the boot in which it
+was written. What `commit` returns from is on disk (WAL, synchronous=FULL: SQLite syncs the log in
+every commit). What `note` takes is written with the next commit, in the same transaction, or by
+`flush`: it costs a job's path next to nothing. Losing a note loses nothing: an outcome that is
+missing makes the replay repeat a step that can be repeated.
+
+A row is never changed. Rows of bindings that ended longer ago than attempts are remembered are
+deleted, off the job's path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from xce_nodeagent.binding.book import Book
+from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.model.binding import (
+    Binding,
+    Committed,
+    Drained,
+    Event,
+    InvalidTransition,
+    Key,
+    Undrained,
+)
+from xce_nodeagent.model.inventory import Seen
+
+VERSION = 1
+CHECKPOINT_AFTER = 64
+"""Events after which the write-ahead log is worth folding into the database when idle."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY, time REAL NOT NULL, boot TEXT NOT NULL, crc INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS hardware (
+    id TEXT PRIMARY KEY, hash TEXT NOT NULL, changed INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+_decode = msgspec.json.Decoder(Event).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Ledger:
+    """An open ledger. One process at a time: whoever runs an agent holds the runtime lock."""
+
+    def __init__(self, path: Path, boot: str, clock: Callable[[], float]) -> None:
+        self.path = path
+        self.boot = boot
+        self.book = Book()
+        self.boots: dict[Key, str] = {}
+        self.written = 0
+        self._notes: list[tuple[float, Event]] = []
+        self._clock = clock
+        self._rows: dict[Key, list[int]] = {}
+        self._finished: dict[Key, float] = {}
+        with _as_enforcement(path, "opened"):
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=True)
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _open(self) -> None:
+        execute = self._db.execute
+        execute("PRAGMA journal_mode=WAL")
+        execute("PRAGMA synchronous=FULL")
+        # The log is folded in when idle (`checkpoint`), not in the middle of somebody's prepare.
+        execute("PRAGMA wal_autocheckpoint=0")
+        self._db.executescript(_SCHEMA)
+        row = execute("SELECT value FROM meta WHERE key='version'").fetchone()
+        if row is None:
+            execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+        elif row[0] != str(VERSION):
+            raise Enforcement(
+                f"ledger {self.path}: its format is version {row[0]}, this agent knows {VERSION};"
+                " install the agent that wrote it, or release its jobs and move it aside"
+            )
+        for seq, time, boot, crc, body in execute(
+            "SELECT seq, time, boot, crc, body FROM events ORDER BY seq"
+        ):
+            if zlib.crc32(body) != crc:
+                raise Enforcement(
+                    f"ledger {self.path}: event {seq} is damaged (its checksum differs);"
+                    " end this node's jobs, then move the ledger aside"
+                )
+            try:
+                event = _decode(body)
+                self._fold(event, time)
+            except (InvalidTransition, msgspec.MsgspecError) as error:
+                raise Enforcement(
+                    f"ledger {self.path}: event {seq} cannot be replayed: {error};"
+                    " end this node's jobs, then move the ledger aside"
+                ) from error
+            self._take_row(event, seq)
+            if isinstance(event, Committed):
+                self.boots[event.job, event.attempt] = boot
+
+    def _take_row(self, event: Event, seq: int) -> None:
+        if not isinstance(event, (Drained, Undrained)):
+            self._rows.setdefault((event.job, event.attempt), []).append(seq)
+
+    def _fold(self, event: Event, time: float) -> Binding | None:
+        after = self.book.apply(event, time)
+        if after is not None and after.state == "ended":
+            self._finished[after.key] = time
+            self.boots.pop(after.key, None)
+        elif isinstance(event, Committed):
+            self._finished.pop((event.job, event.attempt), None)
+        return after
+
+    def commit(self, event: Event) -> Binding | None:
+        """Write an event and wait until it is on disk, then take it into the book.
+
+        Raises Enforcement, with nothing changed, where it cannot be written; InvalidTransition
+        where it cannot follow.
+        """
+        now = self._clock()
+        self.book.preview(event, now)
+        self._write([*self._notes, (now, event)])
+        if isinstance(event, Committed):
+            self.boots[event.job, event.attempt] = self.boot
+        return self._fold(event, now)
+
+    def note(self, event: Event) -> Binding | None:
+        """Take an event into the book now, and write it with the next commit or flush.
+
+        Raises InvalidTransition where it cannot follow.
+        """
+        now = self._clock()
+        after = self._fold(event, now)
+        self._notes.append((now, event))
+        return after
+
+    def flush(self) -> None:
+        """Write the notes that are waiting. Raises Enforcement, and keeps them, if that fails."""
+        if self._notes:
+            self._write(self._notes[:])
+
+    def _write(self, events: list[tuple[float, Event]]) -> None:
+        execute = self._db.execute
+        rows: list[int] = []
+        with _as_enforcement(self.path, "written"):
+            execute("BEGIN IMMEDIATE")
+            try:
+                for time, event in events:
+                    body = _encode(event)
+                    cursor = execute(
+                        "INSERT INTO events (time, boot, crc, body) VALUES (?, ?, ?, ?)",
+                        (time, self.boot, zlib.crc32(body), body),
+                    )
+                    rows.append(cursor.lastrowid or 0)
+                execute("COMMIT")
+            except BaseException:
+                # A COMMIT that failed may have ended the transaction already.
+                with contextlib.suppress(sqlite3.Error):
+                    execute("ROLLBACK")
+                raise
+        self._notes.clear()
+        self.written += len(rows)
+        for (_, event), seq in zip(events, rows, strict=True):
+            self._take_row(event, seq)
+
+    def hardware(self) -> tuple[dict[str, Seen], int]:
+        """Give what was remembered of the instances, and the N of the last generation."""
+        rows = self._db.execute("SELECT id, hash, changed FROM hardware").fetchall()
+        number = self._db.execute("SELECT value FROM meta WHERE key='generation'").fetchone()
+        seen = {instance: Seen(digest, changed) for instance, digest, changed in rows}
+        return seen, int(number[0]) if number else 0
+
+    def remember(self, seen: Mapping[str, Seen], number: int) -> None:
+        """Keep them, durably: a generation that was told to somebody must not be told again."""
+        with _as_enforcement(self.path, "written"):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO hardware VALUES (?, ?, ?)",
+                    [(key, value.hash, value.changed) for key, value in seen.items()],
+                )
+                self._db.execute(
+                    "INSERT OR REPLACE INTO meta VALUES ('generation', ?)", (str(number),)
+                )
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+
+    def prune(self, before: float, most: int = 500) -> int:
+        """Delete the events of bindings that ended before a time; give how many events went.
+
+        At most about `most` go at once, so that a call stays in the milliseconds.
+        """
+        self.book.forget(before)
+        rows: list[int] = []
+        gone: list[Key] = []
+        for key, ended in self._finished.items():
+            if ended < before and len(rows) < most:
+                rows += self._rows.get(key, [])
+                gone.append(key)
+        if rows:
+            with _as_enforcement(self.path, "pruned"):
+                marks = ",".join("?" * len(rows))
+                self._db.execute(f"DELETE FROM events WHERE seq IN ({marks})", rows)  # noqa: S608  # only marks
+            for key in gone:
+                del self._finished[key]
+                del self._rows[key]
+        return len(rows)
+
+    def checkpoint(self) -> None:
+        """Fold the write-ahead log into the database. For a thread of its own: it syncs twice.
+
+        It uses a connection of its own, so a commit in the main thread does not wait for it.
+        """
+        with (
+            _as_enforcement(self.path, "checkpointed"),
+            contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as db,
+        ):
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self.written = 0
+
+    def close(self) -> None:
+        """Write what waits and close; SQLite folds the log in when the last connection goes."""
+        try:
+            self.flush()
+        finally:
+            self._db.close()
+
+
+@contextlib.contextmanager
+def _as_enforcement(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise Enforcement(
+            f"ledger {path} cannot be {what}: {error}; no new grants until it can:"
+            " check the disk's space and the folder's owner",
+            path=str(path),
+        ) from error

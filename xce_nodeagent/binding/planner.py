@@ -1,0 +1,364 @@
+"""The planner: from what a caller asks to the event that is to be committed. Pure.
+
+Whatever has to be looked up on the host (ports in use, the kind of a named cgroup) comes in as a
+value, so that every decision here can be repeated, and tested, without a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from xce_nodeagent.binding.book import Book
+from xce_nodeagent.binding.demand import Demand
+from xce_nodeagent.errors import (
+    BadCgroup,
+    BadPort,
+    BadRequest,
+    Busy,
+    Conflict,
+    Enforcement,
+    Stale,
+    UnknownInstance,
+)
+from xce_nodeagent.errors import Drained as DrainedError
+from xce_nodeagent.errors import Unhealthy as UnhealthyError
+from xce_nodeagent.model import environment, name, wire
+from xce_nodeagent.model.binding import Binding, Changed, Committed
+from xce_nodeagent.model.config import EnforcementPolicy
+from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.inventory import Inventory, overlapping
+from xce_nodeagent.model.plan import (
+    AdoptCgroup,
+    CgroupRef,
+    HoldPort,
+    MakeCgroup,
+    Plan,
+    SetEnv,
+    Step,
+)
+from xce_nodeagent.provider import Divides, Grant, PortGrant, Provider
+
+
+class Selector(Protocol):
+    """Who chooses where the caller only counts: placement, given by whoever composes the agent."""
+
+    def instances(
+        self, inventory: Inventory, request: str, *, unavailable: set[str], near: set[str]
+    ) -> tuple[str, ...]:
+        """Give the ids for a request text; raise BadRequest, NoFitNow or NeverFits."""
+        ...
+
+    def ports(
+        self,
+        parts: Sequence[range],
+        asks: Sequence[wire.PortAsk],
+        *,
+        held: Collection[int],
+        in_use: Collection[int],
+    ) -> tuple[tuple[int, str], ...]:
+        """Give each port with its name; raise BadPort, Busy, Unhealthy, NoFitNow or NeverFits."""
+        ...
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """What the site decided, and the binder can do."""
+
+    policy: EnforcementPolicy
+    home: CgroupRef | None = None
+    roots: tuple[str, ...] = ()
+    visible: Literal["uuid", "index"] = "uuid"
+
+
+def existing(book: Book, want: Demand) -> Binding | None:
+    """Give the binding that answers this demand already; raise Conflict where it differs.
+
+    None means: there is something to do. A late retry of an attempt that is over is Stale.
+    """
+    binding = book.live.get((want.job, want.attempt))
+    if binding is None:
+        if want.add:
+            raise Conflict(
+                f"job {want.job!r} holds nothing under attempt {want.attempt!r}:"
+                " --add grows a binding; prepare without it first",
+                job=want.job,
+            )
+        if (want.job, want.attempt) in book.over:
+            raise Stale(
+                f"job {want.job!r} attempt {want.attempt!r} was released:"
+                " a requeued job comes with a new attempt",
+                job=want.job,
+                attempt=want.attempt,
+            )
+        return None
+    if binding.state in ("releasing", "quarantined"):
+        raise Busy(
+            f"job {want.job!r} attempt {want.attempt!r} is being released ({binding.state});"
+            " try again with a new attempt",
+            holders=[{"job": binding.job, "attempt": binding.attempt}],
+        )
+    if want.ask in (binding.asks if want.add else binding.asks[:1]):
+        return binding
+    if want.add:
+        return None
+    raise Conflict(
+        f"job {want.job!r} attempt {want.attempt!r} is prepared already, with something else"
+        f" ({', '.join(binding.instances) or 'no instances'}): release it first,"
+        " use a new attempt, or grow it with --add",
+        job=want.job,
+        attempt=want.attempt,
+        instances=list(binding.instances),
+    )
+
+
+def wants_ports(inventory: Inventory, want: Demand) -> Instance | None:
+    """Give the divisible instance whose parts are in use must be looked up; None for no ports."""
+    if not want.ask.ports:
+        return None
+    for instance in inventory.instances:
+        if instance.type == "ports":
+            return instance
+    raise BadPort(
+        "this node manages no ports: set `[ports] range` in its configuration, such as"
+        " '20000-20999'"
+    )
+
+
+def plan(
+    want: Demand,
+    *,
+    inventory: Inventory,
+    book: Book,
+    providers: Mapping[str, Provider],
+    selector: Selector,
+    site: Site,
+    cgroup: CgroupRef | None,
+    ports_in_use: frozenset[int] = frozenset(),
+) -> Committed | Changed:
+    """Decide: give the event to commit, or raise the pinned error that says why not.
+
+    `cgroup` is what the caller named, looked up; None lets the job have one of its own.
+    """
+    key = (want.job, want.attempt)
+    before = book.live.get(key) if want.add else None
+    instances = inventory.by_id()
+    already = set(before.instances) if before else set()
+    named = [_named(instances, book, wanted, key, want.number) for wanted in want.ask.instances]
+    for instance in named:
+        if isinstance(providers[instance.provider], Divides):
+            raise BadPort(f"{instance.id!r} is held in parts: ask for ports with --ports or --port")
+    _disjoint(instances, [i.id for i in named if i.id not in already])
+    chosen = {instance.id for instance in named} | already
+    if want.ask.request:
+        taken = book.unavailable(inventory.instances) | chosen
+        chosen |= set(
+            selector.instances(inventory, want.ask.request, unavailable=taken, near=chosen)
+        )
+    ports = before.plan.ports() if before else ()
+    if divisible := wants_ports(inventory, want):
+        provider = providers[divisible.provider]
+        if not isinstance(provider, Divides):
+            raise BadPort(f"{divisible.id} cannot be held in parts")
+        _fresh_names(want.ask.ports, ports)
+        new = selector.ports(
+            provider.parts(divisible), want.ask.ports, held=book.ports_held(), in_use=ports_in_use
+        )
+        ports += tuple(HoldPort(divisible.id, port, port_name) for port, port_name in new)
+    chosen |= {hold.instance for hold in ports}
+    order = [instance for instance in inventory.instances if instance.id in chosen]
+    if before is not None:
+        step: Step | None = before.plan.cgroup()
+        enforcement = before.enforcement
+    else:
+        step, enforcement = _place(book, want, site, cgroup)
+    whole = compose(
+        want.job, order, ports, step, inventory=inventory, providers=providers, site=site
+    )
+    excluded = _excluded(instances, order)
+    ids = tuple(instance.id for instance in order)
+    if before is not None:
+        return Changed(
+            job=want.job, attempt=want.attempt, asks=(*before.asks, want.ask), instances=ids,
+            excluded=excluded, plan=whole, generation=inventory.generation,
+        )  # fmt: skip
+    return Committed(
+        job=want.job, attempt=want.attempt, ask=want.ask, instances=ids, excluded=excluded,
+        plan=whole, generation=inventory.generation, enforcement=enforcement,
+    )  # fmt: skip
+
+
+def shrink(
+    binding: Binding,
+    away: Iterable[str],
+    *,
+    inventory: Inventory,
+    providers: Mapping[str, Provider],
+    site: Site,
+) -> Changed | None:
+    """Give the event that takes instances out of a binding; None where it holds none of them.
+
+    What stays is planned anew from the inventory. An instance that stays but has vanished from
+    the inventory meanwhile keeps its steps: they are taken over from the old plan.
+    """
+    gone = set(away) & set(binding.instances)
+    if not gone:
+        return None
+    instances = inventory.by_id()
+    stay = [instances[i] for i in binding.instances if i not in gone and i in instances]
+    ports = tuple(hold for hold in binding.plan.ports() if hold.instance not in gone)
+    whole = compose(
+        binding.job, stay, ports, binding.plan.cgroup(),
+        inventory=inventory, providers=providers, site=site,
+    )  # fmt: skip
+    return Changed(
+        job=binding.job, attempt=binding.attempt, asks=binding.asks,
+        instances=tuple(i for i in binding.instances if i not in gone),
+        excluded=_excluded(instances, stay), plan=whole, generation=inventory.generation,
+    )  # fmt: skip
+
+
+def compose(
+    job: str,
+    instances: Sequence[Instance],
+    ports: Sequence[HoldPort],
+    cgroup: Step | None,
+    *,
+    inventory: Inventory,
+    providers: Mapping[str, Provider],
+    site: Site,
+) -> Plan:
+    """Put a plan together: the cgroup first, what hides, then each provider's own steps."""
+    steps: list[Step] = [cgroup] if cgroup is not None else []
+    values = [*environment.hidden(), SetEnv("XCE_JOB_ID", job)]
+    for provider_name in sorted({instance.provider for instance in instances}):
+        own = tuple(i for i in instances if i.provider == provider_name)
+        ids = {instance.id for instance in own}
+        control = inventory.control.get(provider_name, ())
+        part = providers[provider_name].plan(
+            Grant(
+                job=job,
+                instances=own,
+                ports=tuple(PortGrant(p.port, p.name) for p in ports if p.instance in ids),
+                control=tuple(c.node for c in control if c.granted),
+                visible=site.visible,
+            )
+        )
+        for step in part.steps:
+            (values if isinstance(step, SetEnv) else steps).append(step)  # type: ignore[arg-type]  # each to its own list
+    return Plan((*steps, *environment.combined(values)))
+
+
+def _named(
+    instances: Mapping[str, Instance],
+    book: Book,
+    wanted: str,
+    key: tuple[str, str],
+    number: int | None,
+) -> Instance:
+    instance = instances.get(wanted)
+    if instance is None:
+        raise UnknownInstance(
+            f"instance {wanted[:100]!r} is not in this host's inventory:"
+            " `xce-nodeagent inventory` shows what is",
+            instance=wanted[:100],
+        )
+    if number is not None and instance.changed > number:
+        raise Stale(
+            f"instance {wanted} changed in generation {instance.changed}, the request was made"
+            f" from {number}: read the inventory again",
+            instance=wanted,
+            changed=instance.changed,
+        )
+    holders = [h for h in book.holders(instances, wanted) if (h.job, h.attempt) != key]
+    if holders:
+        who = ", ".join(f"{h.job} ({h.attempt or 'no attempt'})" for h in holders)
+        raise Busy(
+            f"instance {wanted}, or one that overlaps it, is held by {who}:"
+            " wait for its release, or choose another",
+            instance=wanted,
+            holders=[{"job": h.job, "attempt": h.attempt} for h in holders],
+        )
+    if instance.drained:
+        why = book.drained.get(wanted) or instance.reason or "no reason given"
+        raise DrainedError(f"instance {wanted} is drained: {why}", instance=wanted)
+    if not instance.healthy:
+        raise UnhealthyError(
+            f"instance {wanted} is unhealthy: {instance.reason or 'no reason known'}",
+            instance=wanted,
+            reason=instance.reason,
+        )
+    return instance
+
+
+def _disjoint(instances: Mapping[str, Instance], named: Sequence[str]) -> None:
+    for wanted in named:
+        both = (overlapping(instances, wanted) - {wanted}) & set(named)
+        if both:
+            raise BadRequest(
+                f"instances {wanted} and {min(both)} overlap: they are one piece of silicon;"
+                " name one of them"
+            )
+
+
+def _fresh_names(asks: Iterable[wire.PortAsk], before: Iterable[HoldPort]) -> None:
+    used = {hold.name.upper() for hold in before if hold.name}
+    for ask in asks:
+        if ask.name and ask.name.upper() in used:
+            raise BadPort(f"port name {ask.name!r} is held by this binding already", name=ask.name)
+
+
+def _place(
+    book: Book, want: Demand, site: Site, cgroup: CgroupRef | None
+) -> tuple[Step | None, str]:
+    if site.policy == "off":
+        return None, "off"
+    if cgroup is None:
+        if site.home is None:
+            if site.policy == "required":
+                raise Enforcement(
+                    "there is no cgroup hierarchy on this host in which a job can be fenced:"
+                    " `xce-nodeagent doctor` says why; `[agent] enforcement` is 'required'"
+                )
+            return None, site.policy
+        own = CgroupRef(site.home.backend, f"{site.home.path}/{name.cgroup_name(want.job)}")
+        _unbound(book, own)
+        step: Step = MakeCgroup(own)
+    else:
+        _below_roots(site, cgroup)
+        _unbound(book, cgroup)
+        step, own = AdoptCgroup(cgroup, want.adopt), cgroup
+    return step, own.backend if site.policy == "required" else site.policy
+
+
+def _unbound(book: Book, cgroup: CgroupRef) -> None:
+    holder = book.cgroup_holder(cgroup.path)
+    if holder is not None:
+        raise Conflict(
+            f"cgroup {cgroup.path}, one above or one below it, is bound to job {holder[0]!r}"
+            f" attempt {holder[1]!r}: release that first",
+            cgroup=cgroup.path,
+            job=holder[0],
+            attempt=holder[1],
+        )
+
+
+def _below_roots(site: Site, cgroup: CgroupRef) -> None:
+    for root in site.roots:
+        if cgroup.path.startswith(f"{root}/"):
+            return
+    allowed = ", ".join(site.roots) or "none is configured"
+    raise BadCgroup(
+        f"cgroup {cgroup.path} is not below an allowed root ({allowed}):"
+        " set `[agent] cgroup_allowed_roots`",
+        cgroup=cgroup.path,
+    )
+
+
+def _excluded(instances: Mapping[str, Instance], chosen: Iterable[Instance]) -> tuple[str, ...]:
+    """Give what nobody else may hold meanwhile. A divisible instance overlaps nothing."""
+    ids: set[str] = set()
+    for instance in chosen:
+        ids |= overlapping(instances, instance.id) - {instance.id}
+    return tuple(sorted(ids))

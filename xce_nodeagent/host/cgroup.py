@@ -1,0 +1,106 @@
+"""What an unprivileged process can see of cgroups: which kind, who is in it, where a process is.
+
+The binder checks all of it again by itself; here it serves for early, precise answers and display.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from xce_nodeagent.errors import BadCgroup
+from xce_nodeagent.model.plan import CgroupRef
+
+
+def mounts(host_mountinfo: str) -> dict[str, str]:
+    """Give where cgroup v2 (`cgroup2`) and v1's devices controller (`cgroup1`) are mounted.
+
+    The text is /proc/self/mountinfo (proc(5)): field 5 is the mount point; after `-` come the
+    file system and, last, its options.
+    """
+    found: dict[str, str] = {}
+    for line in host_mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4]
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup2":
+            found.setdefault("cgroup2", point)
+        elif kind == "cgroup" and "devices" in options.split(","):
+            found.setdefault("cgroup1", point)
+    return found
+
+
+def at(path: str) -> CgroupRef:
+    """Say which kind of cgroup a path is; raise BadCgroup when it is none, or goes over links."""
+    try:
+        real = os.path.realpath(path, strict=True)
+    except OSError as error:
+        raise BadCgroup(
+            f"cgroup {path}: {error.strerror}; make it before prepare, or leave --cgroup away",
+            cgroup=path,
+        ) from None
+    if real != path:
+        raise BadCgroup(
+            f"cgroup {path}: it goes over a symbolic link to {real}; name it without links",
+            cgroup=path,
+        )
+    # Every cgroup of v2 has cgroup.controllers (kernel: admin-guide/cgroup-v2.rst), every one
+    # with v1's devices controller has devices.list, and neither file exists anywhere else.
+    if os.path.exists(f"{path}/cgroup.controllers"):
+        return CgroupRef("cgroup2", path)
+    if os.path.exists(f"{path}/devices.list"):
+        return CgroupRef("cgroup1", path)
+    raise BadCgroup(
+        f"{path} is no cgroup of v2 and has no v1 devices controller; name one of these",
+        cgroup=path,
+    )
+
+
+def of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
+    """Give the cgroup that a process is in: its v2 one unless that is the root, else v1 devices.
+
+    Read from /proc/PID/cgroup (cgroups(7)). Raises BadCgroup when there is no such process, or
+    it is in root cgroups only.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8").splitlines()
+    except OSError as error:
+        raise BadCgroup(f"process {pid}: {error.strerror}", pid=pid) from None
+    paths: dict[str, str] = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            paths["cgroup2"] = path
+        elif "devices" in controllers.split(","):
+            paths["cgroup1"] = path
+    for backend in ("cgroup2", "cgroup1"):
+        path = paths.get(backend, "/")
+        if backend in mounted and path != "/":
+            return at(mounted[backend] + path)
+    raise BadCgroup(
+        f"process {pid} is in a root cgroup: start it in a cgroup of its own, then prepare",
+        pid=pid,
+    )
+
+
+def populated(cgroup: CgroupRef) -> bool | None:
+    """Say whether a process is in the cgroup or below it; None when the cgroup is gone."""
+    try:
+        if cgroup.backend == "cgroup2":
+            events = Path(f"{cgroup.path}/cgroup.events").read_text("ascii")
+            return "populated 1" in events
+        return next(_pids(cgroup.path), None) is not None
+    except OSError:
+        return None
+
+
+def _pids(path: str) -> Iterator[int]:
+    # cgroup v1 has no `populated`: every folder below has to be looked into.
+    for folder, _, _ in os.walk(path, onerror=_raise):
+        for line in Path(folder, "cgroup.procs").read_text("ascii").split():
+            yield int(line)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,214 @@
+"""A binding and its life: states, events, and one table that says which event may follow which.
+
+    (none) ──Committed──▶ committed ──Bound──▶ bound ──ReleaseIntended──▶ releasing ──Released──▶ (ended)
+                           │  ▲                 │                           │
+                           │  └────Changed──────┘                           └─Released, not clean─▶ quarantined ──Cleaned──▶ (ended)
+                           └──Failed──▶ (ended)
+
+`Lost` (the host rebooted, the cgroup vanished) ends a binding in every state. Everything that
+moves a binding is here: the ledger stores these events, and the state is their fold.
+"""  # noqa: E501  # the picture is one line
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from xce_nodeagent.model.plan import Plan
+from xce_nodeagent.model.wire import LeftOver, PortAsk
+
+Key = tuple[str, str]
+"""A job and its attempt; the attempt is empty where the caller gave none."""
+
+State = Literal["committed", "bound", "releasing", "quarantined", "ended"]
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """What the caller asked for: the same ask again gets the same answer."""
+
+    uid: int | None = None
+    instances: tuple[str, ...] = ()
+    request: str = ""
+    ports: tuple[PortAsk, ...] = ()
+    cgroup: str = ""
+
+
+class Committed(Struct, frozen=True, kw_only=True, tag="committed"):
+    """The point of no return: from here on the binding can be finished, or undone."""
+
+    job: str
+    attempt: str
+    ask: Ask
+    instances: tuple[str, ...]
+    excluded: tuple[str, ...]
+    plan: Plan
+    generation: str
+    enforcement: str
+
+
+class Changed(Struct, frozen=True, kw_only=True, tag="changed"):
+    """A binding grows or shrinks, or a growth that failed is taken back: the whole new content."""
+
+    job: str
+    attempt: str
+    asks: tuple[Ask, ...]
+    instances: tuple[str, ...]
+    excluded: tuple[str, ...]
+    plan: Plan
+    generation: str
+
+
+class Bound(Struct, frozen=True, kw_only=True, tag="bound"):
+    """The plan is carried out."""
+
+    job: str
+    attempt: str
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
+    """The plan could not be carried out and was undone; the caller was told why."""
+
+    job: str
+    attempt: str
+    code: str
+    message: str
+
+
+class ReleaseIntended(Struct, frozen=True, kw_only=True, tag="release_intended"):
+    """The caller wants it gone: whatever happens now, it will be undone."""
+
+    job: str
+    attempt: str
+
+
+class Released(Struct, frozen=True, kw_only=True, tag="released"):
+    """It is undone. What `left` shows is still there, so `quarantined` is not free yet."""
+
+    job: str
+    attempt: str
+    left: tuple[LeftOver, ...] = ()
+    quarantined: tuple[str, ...] = ()
+
+
+class Cleaned(Struct, frozen=True, kw_only=True, tag="cleaned"):
+    """What was left over is gone."""
+
+    job: str
+    attempt: str
+
+
+class Lost(Struct, frozen=True, kw_only=True, tag="lost"):
+    """It ended by itself: `lost-reboot`, `cgroup-vanished`."""
+
+    job: str
+    attempt: str
+    reason: str
+
+
+class Drained(Struct, frozen=True, kw_only=True, tag="drained"):
+    """An admin keeps an instance from being granted."""
+
+    id: str
+    reason: str
+
+
+class Undrained(Struct, frozen=True, kw_only=True, tag="undrained"):
+    """An admin lets it be granted again."""
+
+    id: str
+
+
+BindingEvent = Committed | Changed | Bound | Failed | ReleaseIntended | Released | Cleaned | Lost
+Event = BindingEvent | Drained | Undrained
+
+
+class Binding(Struct, frozen=True, kw_only=True):
+    """A binding as it is now. `excluded` holds what overlapped its instances when it was made.
+
+    `since` and `changed` are seconds since the epoch: the commit, and the last event.
+    """
+
+    job: str
+    attempt: str
+    state: State
+    reason: str = ""
+    asks: tuple[Ask, ...]
+    instances: tuple[str, ...]
+    excluded: tuple[str, ...]
+    plan: Plan
+    generation: str
+    enforcement: str
+    since: float
+    changed: float
+    left: tuple[LeftOver, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """The job and the attempt."""
+        return (self.job, self.attempt)
+
+    @property
+    def uid(self) -> int | None:
+        """The job's user, where the caller said it."""
+        return self.asks[0].uid
+
+    @property
+    def mark(self) -> str:
+        """What the binding's cgroup bears, so that it is told from any other's."""
+        return f"{self.job}\n{self.attempt}"
+
+
+TABLE: dict[State | None, dict[type[Event], State]] = {
+    None: {Committed: "committed"},
+    "committed": {
+        Bound: "bound", Failed: "ended", Changed: "committed",
+        ReleaseIntended: "releasing", Lost: "ended",
+    },
+    "bound": {Changed: "committed", ReleaseIntended: "releasing", Lost: "ended"},
+    "releasing": {ReleaseIntended: "releasing", Released: "ended", Lost: "ended"},
+    "quarantined": {ReleaseIntended: "quarantined", Cleaned: "ended", Lost: "ended"},
+}  # fmt: skip
+"""Which event may come in which state, and where it leads. There is nothing else."""
+
+
+class InvalidTransition(Exception):
+    """An event that cannot follow: a bug, or a ledger that something else wrote."""
+
+
+def follow(binding: Binding | None, event: BindingEvent, now: float) -> Binding:
+    """Give the binding after an event. Raise InvalidTransition where the table has no entry."""
+    state = binding.state if binding else None
+    row = TABLE.get(state, {})
+    if type(event) not in row:
+        raise InvalidTransition(
+            f"{event.job!r} attempt {event.attempt!r}: {type(event).__name__} cannot follow"
+            f" in state {state or 'none'}"
+        )
+    after = row[type(event)]
+    if isinstance(event, Committed):
+        return Binding(
+            job=event.job, attempt=event.attempt, state=after, asks=(event.ask,),
+            instances=event.instances, excluded=event.excluded, plan=event.plan,
+            generation=event.generation, enforcement=event.enforcement, since=now, changed=now,
+        )  # fmt: skip
+    if binding is None:  # the table has no other event for it; this tells the type checker
+        raise InvalidTransition(event.job)
+    match event:
+        case Changed():
+            return structs.replace(
+                binding, state=after, changed=now, instances=event.instances,
+                excluded=event.excluded, plan=event.plan, generation=event.generation,
+                asks=event.asks,
+            )  # fmt: skip
+        case Released(left=left, quarantined=quarantined) if left:
+            return structs.replace(
+                binding, state="quarantined", changed=now, instances=quarantined, left=left,
+                reason="left-over",
+            )  # fmt: skip
+        case Lost(reason=reason):
+            return structs.replace(binding, state=after, changed=now, reason=reason)
+        case Failed(code=code):
+            return structs.replace(binding, state=after, changed=now, reason=code)
+        case _:
+            return structs.replace(binding, state=after, changed=now)
