@@ -14,6 +14,9 @@ class Host:
     `root` is `/` for this machine, else a folder with a recorded `sys`, `proc` and `dev`.
     `probe` asks a vendor's library in a helper process (see `privileged/ops.py`, Probe): it is
     given by whoever has helpers, and None where there are none. It returns (state, reason, facts).
+
+    `held_ports` are the ports that jobs hold now, kept up to date by whoever has a ledger: who
+    listens on them is no foreigner.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Host:
         self.simulate = simulate
         self.device_directory = device_directory
         self.port_range = port_range
+        self.held_ports: frozenset[int] = frozenset()
 
     def path(self, name: str) -> Path:
         """Give the path of a file of the machine, such as `/sys/class/net`, below the root."""

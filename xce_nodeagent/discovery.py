@@ -1,0 +1,161 @@
+"""Discovery: ask every provider, and put together one inventory.
+
+A provider that fails, raises or answers "not yet" costs its own news and nothing else: what was
+known of its instances before stays, and the inventory says why it is old.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.host import Host, topology
+from xce_nodeagent.model.instance import Instance, ResourceType
+from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
+from xce_nodeagent.provider import Divides, Found, Provider
+
+_log = logging.getLogger(__name__)
+_TYPE_ORDER = {name: place for place, name in enumerate(("gpu", "mig", "mps", "nic", "ports"))}
+
+
+def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None = None) -> Inventory:
+    """Look at the host once.
+
+    The source is `local`; generation and digest are left to `model.inventory.advance`, drains
+    and holders to whoever knows them. Raise BadConfig, and only that, where what the
+    configuration asks for does not exist.
+    """
+    problems: list[Problem] = []
+    instances: dict[str, Instance] = {}
+    control: dict[str, tuple[ControlNode, ...]] = {}
+    types: dict[str, ResourceType] = {}
+    totals: dict[str, dict[str, int]] = {}
+    for provider in providers:
+        for described in provider.types:
+            types.setdefault(described.name, described)
+        found = _ask(provider, host)
+        if found.state != "found":
+            problems.append(Problem(provider.name, found.state, found.reason))
+        if found.state in ("error", "not_yet"):
+            found = _as_before(provider.name, previous, found)
+        if found.control:
+            control[provider.name] = found.control
+        for instance in found.instances:
+            if instance.id in instances:
+                problems.append(_twice(provider.name, instance, instances[instance.id]))
+                continue
+            instances[instance.id] = instance
+            _count(totals, provider, instance)
+    problems += _make_symmetric(instances)
+    return Inventory(
+        source="local",
+        node=host.node(),
+        boot_id=host.boot_id(),
+        types=tuple(types[name] for name in sorted(types, key=_type_order)),
+        attributes=_attributes(host),
+        counters=totals,
+        topology=topology.read(host),
+        instances=tuple(sorted(instances.values(), key=_order)),
+        control=control,
+        problems=tuple(problems),
+    )
+
+
+def _ask(provider: Provider, host: Host) -> Found:
+    try:
+        return provider.discover(host)
+    except BadConfig:
+        raise
+    except Exception as error:  # noqa: BLE001  # it must not cost the other providers' news
+        _log.exception("provider %s failed", provider.name)
+        return Found(state="error", reason=f"{type(error).__name__}: {error}"[:500])
+
+
+def _as_before(name: str, previous: Inventory | None, found: Found) -> Found:
+    """Keep what the provider found the last time; what it found now in spite of all is newer."""
+    if previous is None:
+        return found
+    fresh = {instance.id for instance in found.instances}
+    kept = tuple(
+        structs.replace(instance, drained=False, held_by=None)
+        for instance in previous.instances
+        if instance.provider == name and instance.id not in fresh
+    )
+    return structs.replace(
+        found,
+        instances=found.instances + kept,
+        control=found.control or previous.control.get(name, ()),
+    )
+
+
+def _twice(name: str, instance: Instance, first: Instance) -> Problem:
+    return Problem(
+        name, "error", f"{instance.id}: found already by {first.provider}; this one is left out"
+    )
+
+
+def _count(totals: dict[str, dict[str, int]], provider: Provider, instance: Instance) -> None:
+    amount = 1
+    if isinstance(provider, Divides):
+        amount = sum(len(part) for part in provider.parts(instance))
+    total = totals.setdefault(instance.type, {"total": 0, "healthy": 0})
+    total["total"] += amount
+    total["healthy"] += amount if instance.healthy else 0
+
+
+def _make_symmetric(instances: dict[str, Instance]) -> Iterable[Problem]:
+    """Add what is missing to `overlaps`: of two that share silicon, each must name the other."""
+    missing: dict[str, set[str]] = {}
+    for instance in instances.values():
+        for other in instance.overlaps:
+            if other in instances and instance.id not in instances[other].overlaps:
+                missing.setdefault(other, set()).add(instance.id)
+    for name, more in sorted(missing.items()):
+        instance = instances[name]
+        overlaps = tuple(sorted({*instance.overlaps, *more}))
+        instances[name] = structs.replace(instance, overlaps=overlaps)
+        yield Problem(
+            instance.provider, "error", f"{name}: {', '.join(sorted(more))} overlap it unilaterally"
+        )
+
+
+def _type_order(name: str) -> tuple[int, str]:
+    return _TYPE_ORDER.get(name, len(_TYPE_ORDER)), name
+
+
+def _order(instance: Instance) -> tuple[Any, ...]:
+    """Order by type, then by PCI address (domains have 4 or 8 digits), then slices by their ids."""
+    address = instance.text("pci_address")
+    return (
+        *_type_order(instance.type),
+        address.rjust(16, "0"),
+        instance.number("gpu_instance"),
+        instance.number("compute_instance"),
+        instance.id,
+    )
+
+
+def _attributes(host: Host) -> dict[str, Any]:
+    """Give the facts of the host itself; nothing that changes while it runs."""
+    cpuinfo = host.read("/proc/cpuinfo") or ""
+    model = re.search(r"^(?:model name|cpu)\s*: (.+)$", cpuinfo, re.MULTILINE)
+    memory = re.search(r"MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "")
+    system = re.search(
+        r'^PRETTY_NAME="?([^"\n]+)', host.read("/etc/os-release") or "", re.MULTILINE
+    )
+    online = host.read("/sys/devices/system/cpu/online")
+    found: dict[str, Any] = {
+        "hostname": host.read("/proc/sys/kernel/hostname"),
+        "kernel": host.read("/proc/sys/kernel/osrelease"),
+        "architecture": host.read("/proc/sys/kernel/arch"),
+        "operating_system": system[1] if system else None,
+        "cpu_model": model[1].strip() if model else None,
+        "cpus": len(topology.cpu_list(online)) if online else None,
+        "memory_bytes": int(memory[1]) << 10 if memory else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}

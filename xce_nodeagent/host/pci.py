@@ -1,0 +1,83 @@
+"""PCI functions as sysfs shows them: where one hangs in the tree, and what it is near to."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from xce_nodeagent.host.machine import Host
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_BRIDGE = 0x0604  # class code of a PCI-to-PCI bridge, which every PCIe port is
+
+
+class Place(Struct, frozen=True):
+    """Where a function hangs: its host bridge, and the bridges from there down to it."""
+
+    address: str
+    root: str
+    bridges: tuple[str, ...] = ()
+
+    @property
+    def switch(self) -> str:
+        """Give the upstream port of the nearest PCIe switch; empty where there is none.
+
+        A switch is an upstream port with downstream ports below it, so what is behind one has at
+        least three bridges above it: a root port, the upstream port, a downstream port. sysfs
+        shows the kind of a port to root only, and the count is the same.
+        """
+        return self.bridges[-2] if len(self.bridges) >= 3 else ""
+
+
+def place(host: Host, device: str) -> Place | None:
+    """Place a device by its sysfs path: at the nearest PCI function above it (or itself).
+
+    A virtio interface is `.../0000:00:03.0/virtio2`, an RDMA device `.../0000:82:00.0/infiniband/
+    mlx4_0`. None where the device hangs on no PCI bus.
+    """
+    path = host.real(device)
+    if path is None:
+        return None
+    parts = path.split("/")
+    chain = [part for part in parts if _ADDRESS.fullmatch(part)]
+    roots = [part for part in parts if _ROOT.fullmatch(part)]
+    if not chain or not roots:
+        return None
+    # VMD and Hyper-V put a host bridge of their own below a function: the nearest one counts, and
+    # only what is below it.
+    below = parts[parts.index(roots[-1]) :]
+    bridges = tuple(part for part in below if part in chain[:-1])
+    return Place(chain[-1], roots[-1], bridges)
+
+
+def functions(host: Host) -> dict[str, int]:
+    """Give every PCI function of the host with its class code (24 bits)."""
+    return {
+        address: host.number(f"/sys/bus/pci/devices/{address}/class") or 0
+        for address in host.names("/sys/bus/pci/devices")
+    }
+
+
+def numa_node(host: Host, address: str) -> int | None:
+    """Give the NUMA node nearest to a function; None where firmware does not tell (-1)."""
+    node = host.number(f"/sys/bus/pci/devices/{address}/numa_node")
+    return node if node is not None and node >= 0 else None
+
+
+def identifier(host: Host, address: str, name: str) -> int | None:
+    """Give `vendor`, `device`, `subsystem_vendor` or `subsystem_device` as a number."""
+    return host.number(f"/sys/bus/pci/devices/{address}/{name}")
+
+
+def common(one: Place, other: Place) -> int:
+    """Count the bridges that two functions share; -1 where even their host bridges differ."""
+    if one.root != other.root:
+        return -1
+    shared = 0
+    for mine, theirs in zip(one.bridges, other.bridges, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    return shared

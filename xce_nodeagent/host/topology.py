@@ -1,0 +1,127 @@
+"""CPUs, NUMA nodes and the PCI tree, from sysfs (kernel: Documentation/ABI/stable)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from xce_nodeagent.host import pci
+from xce_nodeagent.host.machine import Host
+
+_CPU = "/sys/devices/system/cpu"
+_NODE = "/sys/devices/system/node"
+_PLACED_CLASSES = frozenset({0x02, 0x03, 0x0B, 0x12})
+"""PCI base classes that placement is about: network, display, processor (Xeon Phi), accelerator."""
+
+
+def read(host: Host) -> dict[str, Any]:
+    """Give the topology as the inventory has it.
+
+    `packages` (id, cpus), `cores` (the CPUs of each core, as a list of CPU lists), `numa_nodes`
+    (id, cpus, memory_bytes, distances to the nodes in their order), `memory_nodes` (ids of NUMA
+    nodes without CPUs: the memory of a GPU on POWER9 or Grace, CXL), `pci` (by address: class,
+    root, bridges from the root down, numa_node). What the kernel does not tell is absent.
+    """
+    nodes = [_numa_node(host, number) for number in _numbered(host.names(_NODE), "node")]
+    packages, cores = _cpus(host)
+    return {
+        "packages": packages,
+        "cores": cores,
+        "numa_nodes": [node for node in nodes if node["cpus"]],
+        "memory_nodes": [node["id"] for node in nodes if not node["cpus"]],
+        "pci": _pci(host),
+    }
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """Read a CPU list, such as `0-3,8`; what is not one is empty."""
+    cpus: set[int] = set()
+    for part in filter(None, text.replace("\n", "").split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if not match:
+            return ()
+        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(cpus))
+
+
+def write_cpu_list(cpus: Iterable[int]) -> str:
+    """Write a CPU list as the kernel does."""
+    parts: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def cpus_in(host: Host, folder: str, name: str) -> tuple[int, ...]:
+    """Read CPUs from `<name>list`, or from the mask `<name>` or `<name>map` of older kernels."""
+    for listed in (f"{name}list", f"{name}_list"):
+        if text := host.read(f"{folder}/{listed}"):
+            return cpu_list(text)
+    for mask in (name, f"{name}map"):
+        text = host.read(f"{folder}/{mask}")
+        if text and re.fullmatch(r"[0-9a-f,]+", text):
+            # 32-bit words in hexadecimal, the highest first, each with all of its digits.
+            bits = int(text.replace(",", ""), 16)
+            return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+    return ()
+
+
+def _numbered(names: Iterable[str], stem: str) -> list[int]:
+    numbers = (name.removeprefix(stem) for name in names if name.startswith(stem))
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
+    """Give the packages and the cores; a CPU that is offline has no topology and is in neither."""
+    packages: dict[int, set[int]] = {}
+    cores: list[str] = []
+    seen: set[int] = set()
+    for cpu in _numbered(host.names(_CPU), "cpu"):
+        if cpu in seen:
+            continue
+        folder = f"{_CPU}/cpu{cpu}/topology"
+        package = host.number(f"{folder}/physical_package_id")
+        if package is None:
+            continue
+        threads = cpus_in(host, folder, "thread_siblings") or (cpu,)
+        seen.update(threads)
+        packages.setdefault(package, set()).update(threads)
+        cores.append(write_cpu_list(threads))
+    return [
+        {"id": package, "cpus": write_cpu_list(cpus)} for package, cpus in sorted(packages.items())
+    ], cores
+
+
+def _numa_node(host: Host, number: int) -> dict[str, Any]:
+    folder = f"{_NODE}/node{number}"
+    node: dict[str, Any] = {"id": number, "cpus": write_cpu_list(cpus_in(host, folder, "cpu"))}
+    total = re.search(r"MemTotal:\s*(\d+) kB", host.read(f"{folder}/meminfo") or "")
+    if total:
+        node["memory_bytes"] = int(total[1]) << 10
+    distances = (host.read(f"{folder}/distance") or "").split()
+    if distances and all(map(str.isdecimal, distances)):
+        node["distances"] = list(map(int, distances))
+    return node
+
+
+def _pci(host: Host) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for address, code in pci.functions(host).items():
+        if code >> 16 not in _PLACED_CLASSES:
+            continue
+        place = pci.place(host, f"/sys/bus/pci/devices/{address}")
+        if place is None:
+            continue
+        tree[address] = {
+            "class": f"{code:06x}",
+            "root": place.root,
+            "bridges": list(place.bridges),
+        }
+        node = pci.numa_node(host, address)
+        if node is not None:
+            tree[address]["numa_node"] = node
+    return tree

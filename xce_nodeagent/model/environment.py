@@ -1,0 +1,224 @@
+"""What a job's environment says: each variable with the source of the fact behind it.
+
+Providers and the planner take their variables from here, so that two providers of one kind (real
+and simulated cards) cannot differ. Values never hold a newline or a NUL.
+
+A job gets `hidden()` first, then what its grants add: `combined` says which value wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.plan import SetEnv
+
+Visible = Literal["uuid", "index"]
+
+NO_LEVEL_ZERO_DEVICE = "9999"
+"""A mask that names no device.
+
+Level Zero hides nothing for an empty ZE_AFFINITY_MASK: Intel's driver returns early for "" and
+"default" (compute-runtime, shared/source/execution_environment/execution_environment.cpp,
+parseAffinityMask). It skips an index beyond the last device, and what no entry names is hidden.
+The number is above any count of tiles, and small: MPICH sizes an array by the largest index.
+"""
+
+_HIDDEN = {
+    # CUDA C Programming Guide, "CUDA Environment Variables": only what is listed is visible, so
+    # set and empty hides all. HIP also reads it, but only when it is not empty (clr,
+    # rocclr/device/rocm/rocdevice.cpp), so it does no harm to a job with AMD cards.
+    "CUDA_VISIBLE_DEVICES": "",
+    # NVIDIA Container Toolkit: empty and unset mean the image's own default; void means none.
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    # ROCR-Runtime, core/runtime/amd_filter_device.cpp, SelectZeroDevices: set and empty means
+    # none (core/util/flag.h asks whether it is set, not whether it has a value).
+    "ROCR_VISIBLE_DEVICES": "",
+    "ZE_AFFINITY_MASK": NO_LEVEL_ZERO_DEVICE,
+}
+
+_LISTS = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+        "XCE_GPU_UUIDS",
+        "XCE_GPU_INDEXES",
+        "XCE_GPU_MINORS",
+        "XCE_NICS",
+        "NCCL_IB_HCA",
+        "NCCL_SOCKET_IFNAME",
+        "UCX_NET_DEVICES",
+        "GLOO_SOCKET_IFNAME",
+        "XCE_PORTS",
+    }
+)
+"""Variables that are comma lists: what two providers say of them is joined."""
+
+
+def hidden() -> tuple[SetEnv, ...]:
+    """Give the values that hide every accelerator, for a job that got none."""
+    return _steps(_HIDDEN)
+
+
+def combined(steps: Iterable[SetEnv]) -> tuple[SetEnv, ...]:
+    """Give one step for each variable, sorted: lists are joined, of the others the last wins.
+
+    A value of `hidden()` gives way to any grant's. A job that has cards or NICs of two providers
+    (real and simulated ones) so sees all of them.
+    """
+    values: dict[str, str] = {}
+    for step in steps:
+        before = values.get(step.name, "")
+        if step.name in _LISTS and before not in ("", _HIDDEN.get(step.name)):
+            # NCCL's leading = stands once, in front of the whole list.
+            tail = step.value.removeprefix("=") if before.startswith("=") else step.value
+            values[step.name] = f"{before},{tail}" if tail else before
+        else:
+            values[step.name] = step.value
+    return _steps(dict(sorted(values.items())))
+
+
+def nvidia(
+    instances: Sequence[Instance], visible: Visible = "uuid", *, contained: bool = True
+) -> tuple[SetEnv, ...]:
+    """Give what CUDA needs to use these cards and slices (types gpu, mig, mps).
+
+    `visible` is the site's policy: some programs read CUDA_VISIBLE_DEVICES as numbers only. UUIDs
+    are always whole: CUDA takes a prefix, but newer releases refuse short ones in lists. CUDA
+    counts the cards that the process can open, in CUDA_DEVICE_ORDER, so under the fence
+    (`contained`) the numbers count the job's own cards from 0; the host's numbers are in
+    XCE_GPU_INDEXES. A MIG slice has no number, so a job with one gets UUIDs.
+    """
+    cards = _in_bus_order(instances)
+    uuids = [card.text("uuid") or card.id for card in cards]
+    indexes = [card.text("index") for card in cards]
+    if visible == "uuid" or any(card.type == "mig" for card in cards) or "" in indexes:
+        shown = uuids
+    elif contained:
+        shown = [str(number) for number in range(len(cards))]
+    else:
+        shown = indexes
+    return _steps(
+        {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the default, FASTEST_FIRST, is not nvidia-smi's
+            "CUDA_VISIBLE_DEVICES": ",".join(shown),
+            # It is read outside the fence, by the container's runtime: UUIDs fit both policies.
+            "NVIDIA_VISIBLE_DEVICES": ",".join(uuids),
+            **_cards(cards, uuids, indexes),
+        }
+    )
+
+
+def amd(
+    instances: Sequence[Instance], visible: Visible = "uuid", *, contained: bool = True
+) -> tuple[SetEnv, ...]:
+    """Give what ROCm needs to use these cards.
+
+    ROCR takes `GPU-` with 16 hexadecimal digits (amd_filter_device.cpp, ProcessUuidToken) or
+    numbers, and stops at the first token that fits no card. KFD hides cards whose render node
+    the device cgroup denies (amdkfd, kfd_devcgroup_check_permission), so numbers count from 0
+    under the fence.
+    """
+    cards = _in_bus_order(instances)
+    uuids = [card.text("uuid") or card.id for card in cards]
+    indexes = [card.text("index") for card in cards]
+    if visible == "uuid" or "" in indexes:
+        shown = uuids
+    elif contained:
+        shown = [str(number) for number in range(len(cards))]
+    else:
+        shown = indexes
+    return _steps(
+        {"ROCR_VISIBLE_DEVICES": ",".join(shown), **_cards(cards, uuids, indexes)},
+    )
+
+
+def nics(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
+    """Give what NCCL, UCX and Gloo need to use these interfaces and no others.
+
+    NCCL matches names by prefix unless the list starts with `=` (NCCL User Guide, "Environment
+    Variables"): mlx5_1 would take mlx5_10 as well. UCX writes an RDMA device as `device:port`, and
+    any other interface by its name (UCX FAQ, UCX_NET_DEVICES).
+    """
+    rdma = [
+        f"{nic.text('rdma_device')}:{nic.number('rdma_port', 1)}"
+        for nic in instances
+        if nic.text("rdma_device")
+    ]
+    names = [nic.text("netdev") for nic in instances if nic.text("netdev")]
+    plain = [
+        nic.text("netdev")
+        for nic in instances
+        if nic.text("netdev") and not nic.text("rdma_device")
+    ]
+    values = {"XCE_NICS": ",".join(nic.id for nic in instances)}
+    if rdma:
+        values["NCCL_IB_HCA"] = "=" + ",".join(rdma)
+    if names:
+        values["NCCL_SOCKET_IFNAME"] = "=" + ",".join(names)
+        values["GLOO_SOCKET_IFNAME"] = ",".join(names)
+    if rdma or plain:
+        values["UCX_NET_DEVICES"] = ",".join(rdma + plain)
+    return _steps(values)
+
+
+def ports(granted: Sequence[tuple[int, str]]) -> tuple[SetEnv, ...]:
+    """Give the ports, in the order granted: (port, name), the name empty where there is none.
+
+    XCE_PORTS has all of them, rising, neighbours as FIRST-LAST; XCE_PORT_0, XCE_PORT_1, ... each
+    in order; XCE_PORT_<NAME> (upper case) those with a name, of which the first wins.
+    """
+    values = {"XCE_PORTS": ranges(port for port, _ in granted)}
+    for place, (port, _) in enumerate(granted):
+        values[f"XCE_PORT_{place}"] = str(port)
+    for port, name in granted:
+        if name:
+            values.setdefault(f"XCE_PORT_{name.upper()}", str(port))
+    return _steps(values)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write numbers as Linux writes a CPU list: `20000-20003,20010`."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _in_bus_order(instances: Sequence[Instance]) -> list[Instance]:
+    """Sort as CUDA counts under CUDA_DEVICE_ORDER=PCI_BUS_ID; slices of a card by their ids."""
+    return sorted(
+        instances,
+        key=lambda card: (
+            card.number("index", 1 << 30),
+            card.text("pci_address"),
+            card.number("gpu_instance"),
+            card.number("compute_instance"),
+            card.id,
+        ),
+    )
+
+
+def _cards(
+    cards: Sequence[Instance], uuids: Sequence[str], indexes: Sequence[str]
+) -> dict[str, str]:
+    """Give the three lists of ours: the host's own names of the cards, in one order.
+
+    A number that the hardware does not tell is empty, so that the lists stay parallel.
+    """
+    return {
+        "XCE_GPU_UUIDS": ",".join(uuids),
+        "XCE_GPU_INDEXES": ",".join(indexes),
+        "XCE_GPU_MINORS": ",".join(card.text("minor") for card in cards),
+    }
+
+
+def _steps(values: dict[str, str]) -> tuple[SetEnv, ...]:
+    """Make the steps. What hardware and drivers call themselves may hold control characters."""
+    return tuple(SetEnv(name, "".join(filter(str.isprintable, v))) for name, v in values.items())
