@@ -1,0 +1,380 @@
+"""Placement: choose instances and ports for a request. Pure, and the same in every replay.
+
+A request with counts is met from what is healthy, not drained, free, and of other silicon than
+what is held or chosen already. Then, in this order:
+
+- Cards stay together: within one NVLink domain if that can be, within it one NUMA node, within
+  it one PCIe switch. Of several groups that are large enough, the smallest is taken, so that the
+  larger ones stay whole for larger jobs.
+- A NIC is as near to its card as can be: below the same PCIe bridge (the more they share, the
+  nearer), else on the same NUMA node. Of those that are equally near, the one of a rail comes
+  first. The cards take turns. A job without cards takes NICs of no rail first.
+- A NIC whose link is down comes late, and one that carries the host's default route comes last.
+- What is still equal goes by PCI address.
+
+A card that is cut into MIG slices is no `gpu` for a count: CUDA cannot use it as a whole. Who
+wants it all the same names it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from xce_nodeagent.errors import BadPort, BadRequest, Busy, NeverFits, NoFitNow, Unhealthy
+from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.inventory import Inventory, overlapping
+from xce_nodeagent.model.request import Request, parse
+from xce_nodeagent.model.wire import PortAsk
+
+_REASONS = 64  # instances whose reason is told in an error
+
+
+class Choice(Struct, frozen=True):
+    """What was chosen: ids, in inventory order."""
+
+    instances: tuple[str, ...]
+
+
+def choose(
+    inventory: Inventory,
+    request: Request,
+    *,
+    unavailable: Collection[str] = (),
+    near: Collection[str] = (),
+) -> Choice:
+    """Choose instances for a request.
+
+    `unavailable` are ids that are held, overlap what is held, or are quarantined; `near` are ids
+    that the job has already: what is chosen is near to them, and is neither one of them nor of
+    their silicon. Raise NoFitNow where others are in the way (`reasons` says of each instance
+    why it cannot be had), NeverFits where the host has not so many, BadRequest for what is not
+    counted by instance.
+    """
+    return _Choosing(inventory, unavailable, near).choose(request)
+
+
+def explain(
+    inventory: Inventory,
+    request: Request,
+    *,
+    unavailable: Collection[str] = (),
+    near: Collection[str] = (),
+) -> dict[str, str]:
+    """Say of each instance of the types asked for: `chosen`, `free`, or why it cannot be had."""
+    choosing = _Choosing(inventory, unavailable, near)
+    try:
+        chosen = set(choosing.choose(request).instances)
+    except (NoFitNow, NeverFits):
+        chosen = set()
+    return {
+        instance.id: "chosen" if instance.id in chosen else choosing.reason(instance) or "free"
+        for instance in inventory.instances
+        if instance.type in request.counts()
+    }
+
+
+class _Choosing:
+    """One choice, while it is made."""
+
+    def __init__(
+        self, inventory: Inventory, unavailable: Collection[str], near: Collection[str]
+    ) -> None:
+        self._inventory = inventory
+        self._tree: dict[str, Any] = inventory.topology.get("pci", {})
+        self._unavailable = frozenset(unavailable)
+        self._near = frozenset(near)
+        self._cards: list[Instance] = []  # the job's, those it has and those it gets
+        self._silicon: set[str] = set(near)
+        for instance in inventory.instances if near else ():
+            if instance.id in self._near:
+                self._silicon.update(instance.overlaps)
+                if instance.type != "nic":
+                    self._cards.append(instance)
+
+    def choose(self, request: Request) -> Choice:
+        counts = request.counts()
+        for kind in self._inventory.types:
+            if kind.divisible and kind.name in counts:
+                raise BadRequest(
+                    f"request: {kind.name} are not counted as instances; ask for them with --ports"
+                )
+        by_type: dict[str, list[Instance]] = {name: [] for name in counts}
+        cut = {one.parent for one in self._inventory.instances if one.type == "mig"}
+        for one in self._inventory.instances:
+            if one.type in by_type and not (one.type == "gpu" and one.id in cut):
+                by_type[one.type].append(one)
+        for name, count in counts.items():
+            if count > len(by_type[name]):
+                raise NeverFits(
+                    f"request: {name}={count}, but this host has {len(by_type[name])}",
+                    type=name,
+                    wanted=count,
+                    total=len(by_type[name]),
+                )
+        chosen: set[str] = set()
+        # NICs come last, as they follow the cards; the other types by name.
+        for name in sorted(counts, key=lambda name: (name == "nic", name)):
+            free = [instance for instance in by_type[name] if not self.reason(instance)]
+            if name == "nic":
+                taken = self._nics(free, counts[name])
+            else:
+                taken = self._together(free, counts[name])
+                self._cards += taken
+            if len(taken) < counts[name]:
+                raise self._no_fit(name, counts[name], by_type[name])
+            for instance in taken:
+                chosen.add(instance.id)
+                self._silicon.add(instance.id)
+                self._silicon.update(instance.overlaps)
+        return Choice(tuple(i.id for i in self._inventory.instances if i.id in chosen))
+
+    def reason(self, instance: Instance) -> str:
+        """Say why an instance cannot be had; empty where it can."""
+        if not instance.healthy:
+            return f"unhealthy: {instance.reason}" if instance.reason else "unhealthy"
+        if instance.drained:
+            return "drained"
+        if instance.id in self._near:
+            return "the job has it already"
+        if instance.id in self._unavailable:
+            return "held, or it overlaps what is held"
+        if instance.id in self._silicon or not self._silicon.isdisjoint(instance.overlaps):
+            return "it overlaps what the job has or gets"
+        return ""
+
+    def _no_fit(self, name: str, count: int, candidates: Sequence[Instance]) -> NoFitNow:
+        reasons = {one.id: why for one in candidates if (why := self.reason(one))}
+        free = len(candidates) - len(reasons)
+        return NoFitNow(
+            f"request: {name}={count}, but of this host's {len(candidates)} only {free} can be had"
+            " now: " + _summary(reasons.values()),
+            type=name,
+            wanted=count,
+            free=free,
+            total=len(candidates),
+            reasons=dict(list(reasons.items())[:_REASONS]),
+        )
+
+    # ---- cards ------------------------------------------------------------------------------
+
+    def _together(self, free: Sequence[Instance], count: int) -> list[Instance]:
+        """Take cards that are close together; near to those that the job has, if it has any."""
+        if count >= len(free):
+            return list(free)
+        if self._cards:
+            places = [self._place(card) for card in self._cards]
+            by_distance = sorted(
+                range(len(free)),
+                key=lambda at: (min(_distance(self._place(free[at]), p) for p in places), at),
+            )
+            return [free[at] for at in by_distance[:count]]
+        return _gather([(_levels(self._place(card), card), card) for card in free], count, 0)
+
+    # ---- NICs -------------------------------------------------------------------------------
+
+    def _nics(self, free: Sequence[Instance], count: int) -> list[Instance]:
+        """Take NICs near to the job's cards, the cards in turns."""
+        if count >= len(free):
+            return list(free)
+        late = [
+            (
+                nic.attributes.get("default_route") is True,
+                nic.text("state") in ("down", "lowerlayerdown"),
+            )
+            for nic in free
+        ]
+        rail = ["rail" in nic.attributes for nic in free]
+        if not self._cards:
+            order = sorted(range(len(free)), key=lambda at: (late[at], rail[at], at))
+            return [free[at] for at in order[:count]]
+        places = [self._place(nic) for nic in free]
+        # Cards below one bridge share their NICs, so they have one turn.
+        homes = list({(home := self._place(card)).path[:2]: home for card in self._cards}.values())
+        left = set(range(len(free)))
+        ranked: dict[int, list[int]] = {}
+        for turn in range(count):
+            # Fewer NICs than places are spread over them; more go round again.
+            at = turn * len(homes) // count if count < len(homes) else turn % len(homes)
+            if at not in ranked:
+                keys = [
+                    (late[nic], _distance(homes[at], places[nic]), not rail[nic], nic)
+                    for nic in range(len(free))
+                ]
+                ranked[at] = [key[-1] for key in sorted(keys)]
+            left.remove(next(nic for nic in ranked[at] if nic in left))
+        return [free[at] for at in range(len(free)) if at not in left]
+
+    def _place(self, instance: Instance) -> _Place:
+        address = instance.text("pci_address")
+        if node := self._tree.get(address):
+            path = (node["root"], *node["bridges"])
+        else:
+            path = (instance.text("pcie_root"), instance.text("pcie_switch") or instance.id)
+        return _Place(instance.text("nvlink_domain"), instance.number("numa_node"), path)
+
+
+class _Place(NamedTuple):
+    """Where an instance is: NVLink domain, NUMA node, and the PCI bridges from the root down."""
+
+    domain: str
+    numa: int
+    path: tuple[str, ...]
+
+
+def _distance(one: _Place, other: _Place) -> int:
+    """Measure: negative below a common bridge, 0 on one NUMA node, 1 beyond."""
+    shared = 0
+    for mine, theirs in zip(one.path, other.path, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    if shared >= 2:  # the root and at least one bridge
+        return -shared
+    return 0 if one.numa == other.numa != -1 else 1
+
+
+def _levels(place: _Place, card: Instance) -> tuple[Any, ...]:
+    """Give what a card shares with others, from the widest to the narrowest."""
+    return (not place.domain, place.domain), place.numa, place.path[:2], place.path, card.parent
+
+
+def _gather(
+    cards: Sequence[tuple[tuple[Any, ...], Instance]], count: int, level: int
+) -> list[Instance]:
+    """Take cards out of the smallest group that has enough, else the largest groups first.
+
+    Cards come in PCI order, and groups in the order of their first card, so every tie has one end.
+    """
+    if count >= len(cards):
+        return [card for _, card in cards[:count]]
+    if level == len(cards[0][0]):
+        return [card for _, card in cards[:count]]
+    groups: dict[Any, list[tuple[tuple[Any, ...], Instance]]] = {}
+    for entry in cards:
+        groups.setdefault(entry[0][level], []).append(entry)
+    if len(groups) == 1:
+        return _gather(cards, count, level + 1)
+    fitting = [group for group in groups.values() if len(group) >= count]
+    if fitting:
+        return _gather(min(fitting, key=len), count, level + 1)
+    largest = max(groups.values(), key=len)
+    rest = [entry for entry in cards if entry[0][level] != largest[0][0][level]]
+    return [card for _, card in largest] + _gather(rest, count - len(largest), level)
+
+
+def _summary(reasons: Iterable[str]) -> str:
+    """Count equal reasons: `5 held, ...; 1 drained`."""
+    counted = Counter(reasons)
+    return "; ".join(f"{number} {why}" for why, number in sorted(counted.items())[:8])
+
+
+def blocked(inventory: Inventory, held: Collection[str]) -> frozenset[str]:
+    """Give the ids that may not be given while `held` are held: those, and what overlaps them."""
+    instances = inventory.by_id()
+    return frozenset(held).union(*(overlapping(instances, one) for one in held))
+
+
+# ---- ports ----------------------------------------------------------------------------------
+
+
+def choose_ports(
+    parts: Sequence[range],
+    asks: Sequence[PortAsk],
+    *,
+    held: Collection[int] = (),
+    in_use: Collection[int] = (),
+) -> tuple[tuple[int, str], ...]:
+    """Choose ports: (port, name) for each, in the order asked.
+
+    A port that is asked for by its number must be free; of those that are counted, each ask gets
+    the lowest run of neighbours that is long enough, or the lowest free ports where there is none.
+    `held` are the ports of bindings, `in_use` those with a listener. Raise BadPort, Busy,
+    Unhealthy, NoFitNow or NeverFits.
+    """
+    taken: set[int] = set()
+    for ask in asks:
+        if ask.port is not None:
+            _check_port(ask.port, parts, held, in_use, taken)
+            taken.add(ask.port)
+    wanted = sum(ask.count or 0 for ask in asks)
+    total = sum(len(part) for part in parts)
+    if wanted + len(taken) > total:
+        raise NeverFits(
+            f"{wanted + len(taken)} ports wanted, but this host manages {total}",
+            wanted=wanted,
+            total=total,
+        )
+    closed = {*held, *in_use, *taken}
+    free = [port for part in parts for port in part if port not in closed] if wanted else []
+    if wanted > len(free):
+        raise NoFitNow(
+            f"{wanted} ports wanted, but only {len(free)} of {total} can be had now:"
+            f" {len(set(held))} are held, {len(set(in_use) - set(held))} have a foreign listener",
+            wanted=wanted,
+            free=len(free),
+            total=total,
+        )
+    given: list[tuple[int, str]] = []
+    for ask in asks:
+        if ask.port is not None:
+            given.append((ask.port, ask.name or ""))
+        else:
+            run = _run(free, ask.count or 0)
+            given += [(port, ask.name or "") for port in run]
+            chosen = set(run)
+            free = [port for port in free if port not in chosen]
+    return tuple(given)
+
+
+def _check_port(
+    port: int,
+    parts: Sequence[range],
+    held: Collection[int],
+    in_use: Collection[int],
+    taken: Collection[int],
+) -> None:
+    if not any(port in part for part in parts):
+        ranges = ", ".join(f"{part[0]}-{part[-1]}" for part in parts)
+        raise BadPort(f"port {port}: this host manages {ranges}", port=port)
+    if port in taken:
+        raise BadPort(f"port {port} is asked for twice", port=port)
+    if port in held:
+        raise Busy(f"port {port} is held by another job", port=port)
+    if port in in_use:
+        raise Unhealthy(
+            f"port {port}: a process outside any job uses it; `ss -lntup` shows which", port=port
+        )
+
+
+def _run(free: Sequence[int], count: int) -> Sequence[int]:
+    """Give the lowest run of neighbours; the lowest ports where no run is long enough."""
+    for at in range(len(free) - count + 1):
+        # The ports rise and none is there twice, so the ends tell.
+        if free[at + count - 1] - free[at] == count - 1:
+            return free[at : at + count]
+    return free[:count]
+
+
+class Selector:
+    """What the planner asks where a caller only counts: the functions above, by request text."""
+
+    def instances(
+        self, inventory: Inventory, request: str, *, unavailable: set[str], near: set[str]
+    ) -> tuple[str, ...]:
+        """Give the ids for a request text; raise as `parse` and `choose` do."""
+        return choose(inventory, parse(request), unavailable=unavailable, near=near).instances
+
+    def ports(
+        self,
+        parts: Sequence[range],
+        asks: Sequence[PortAsk],
+        *,
+        held: Collection[int],
+        in_use: Collection[int],
+    ) -> tuple[tuple[int, str], ...]:
+        """Choose ports as `choose_ports` does."""
+        return choose_ports(parts, asks, held=held, in_use=in_use)
