@@ -119,16 +119,15 @@ class Book:
         """Give the ports that bindings hold."""
         return self._ports
 
-    def cgroup_holder(self, path: str) -> Key | None:
-        """Give who has this cgroup, one above it or one below it."""
-        if path in self._cgroups:
-            return self._cgroups[path]
+    def bound_cgroup(self, path: str) -> tuple[str, Key] | None:
+        """Give the bound cgroup that is this one, above it or below it, and who has it."""
         above = path
-        while above := above.rpartition("/")[0]:
+        while above:
             if above in self._cgroups:
-                return self._cgroups[above]
+                return above, self._cgroups[above]
+            above = above.rpartition("/")[0]
         below = f"{path}/"
-        return next((key for held, key in self._cgroups.items() if held.startswith(below)), None)
+        return next((item for item in self._cgroups.items() if item[0].startswith(below)), None)
 
     def forget(self, before: float) -> list[Key]:
         """Drop the tombstones of attempts that were over before a time; give their keys."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import Binding
-from xce_nodeagent.model.plan import MakeCgroup
+from xce_nodeagent.model.plan import AdoptCgroup, MakeCgroup
 from xce_nodeagent.privileged.ops import (
     Bind,
     Done,
@@ -47,13 +47,12 @@ class Executor:
         step = binding.plan.cgroup()
         if step is None or self._binder is None:
             return
-        make = isinstance(step, MakeCgroup)
         request = Bind(
             mark=binding.mark,
             cgroup=step.cgroup,
             grants=binding.plan.grants(),
-            make=make,
-            populated=not make and step.populated,
+            make=isinstance(step, MakeCgroup),
+            populated=isinstance(step, AdoptCgroup) and step.populated,
         )
         try:
             await self._binder.call(request)

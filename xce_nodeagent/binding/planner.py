@@ -146,9 +146,10 @@ def plan(
     instances = inventory.by_id()
     already = set(before.instances) if before else set()
     named = [_named(instances, book, wanted, key, want.number) for wanted in want.ask.instances]
+    divided = {kind.name for kind in inventory.types if kind.divisible}
     for instance in named:
-        if isinstance(providers[instance.provider], Divides):
-            raise BadPort(f"{instance.id!r} is held in parts: ask for ports with --ports or --port")
+        if instance.type in divided:
+            raise BadPort(f"{instance.id!r} is held in parts: ask with --ports or --port")
     _disjoint(instances, [i.id for i in named if i.id not in already])
     chosen = {instance.id for instance in named} | already
     if want.ask.request:
@@ -326,33 +327,43 @@ def _place(
         _unbound(book, own)
         step: Step = MakeCgroup(own)
     else:
-        _below_roots(site, cgroup)
+        below_roots(site, cgroup.path)
         _unbound(book, cgroup)
         step, own = AdoptCgroup(cgroup, want.adopt), cgroup
     return step, own.backend if site.policy == "required" else site.policy
 
 
 def _unbound(book: Book, cgroup: CgroupRef) -> None:
-    holder = book.cgroup_holder(cgroup.path)
-    if holder is not None:
+    found = book.bound_cgroup(cgroup.path)
+    if found is None:
+        return
+    path, (job, attempt) = found
+    who = f"job {job!r} attempt {attempt!r}"
+    if path == cgroup.path:
         raise Conflict(
-            f"cgroup {cgroup.path}, one above or one below it, is bound to job {holder[0]!r}"
-            f" attempt {holder[1]!r}: release that first",
-            cgroup=cgroup.path,
-            job=holder[0],
-            attempt=holder[1],
+            f"cgroup {path} is bound to {who}: release that first",
+            cgroup=path,
+            job=job,
+            attempt=attempt,
         )
+    raise BadCgroup(
+        f"cgroup {cgroup.path} is {'below' if cgroup.path.startswith(path) else 'above'} {path},"
+        f" which is bound to {who}: bindings do not nest; name another cgroup",
+        cgroup=cgroup.path,
+        bound=path,
+    )
 
 
-def _below_roots(site: Site, cgroup: CgroupRef) -> None:
+def below_roots(site: Site, path: str) -> None:
+    """Raise BadCgroup unless a cgroup lies below a root that the configuration allows."""
     for root in site.roots:
-        if cgroup.path.startswith(f"{root}/"):
+        if path.startswith(f"{root}/"):
             return
     allowed = ", ".join(site.roots) or "none is configured"
     raise BadCgroup(
-        f"cgroup {cgroup.path} is not below an allowed root ({allowed}):"
+        f"cgroup {path} is not below an allowed root ({allowed}):"
         " set `[agent] cgroup_allowed_roots`",
-        cgroup=cgroup.path,
+        cgroup=path,
     )
 
 

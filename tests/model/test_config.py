@@ -1,0 +1,130 @@
+"""A configuration is read whole or refused whole, with every fault at its place."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.model.config import SECTIONS, Config, parse
+
+
+def test_an_empty_file_is_the_default():
+    assert parse("", "c") == Config()
+
+
+def test_every_key_that_is_documented_is_read():
+    config = parse(
+        """
+[agent]
+user = "batch"
+cgroup_root = "/sys/fs/cgroup/x/"
+cgroup_allowed_roots = ["/sys/fs/cgroup/a", "/sys/fs/cgroup/b"]
+enforcement = "best-effort"
+attempt_memory_seconds = 60
+node = "n1"
+[access]
+prepare_uids = [0, 991]
+[ports]
+range = "20000-20999"
+guard_root = "/sys/fs/cgroup/g"
+[environment]
+visible_devices = "index"
+[simulate]
+profile = "dgx-h100"
+device_directory = "/dev/xce-sim"
+""",
+        "c",
+    )
+    assert config.agent.cgroup_root == "/sys/fs/cgroup/x"
+    assert config.agent.cgroup_allowed_roots == ("/sys/fs/cgroup/a", "/sys/fs/cgroup/b")
+    assert config.access.prepare_uids == (0, 991)
+    assert config.ports.range == (20000, 20999)
+    assert config.environment.visible_devices == "index"
+
+
+def test_all_faults_are_told_at_once_each_with_its_line():
+    text = """[agent]
+user = "Root!"
+enforcement = "maybe"
+colour = "red"
+[access]
+prepare_uids = ["root"]
+[prots]
+range = "1-2"
+[ports]
+range = "9-3"
+"""
+    with pytest.raises(BadConfig) as caught:
+        parse(text, "/etc/x.toml")
+    lines = caught.value.message.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        "/etc/x.toml:2",
+        "/etc/x.toml:3",
+        "/etc/x.toml:4",
+        "/etc/x.toml:6",
+        "/etc/x.toml:7",
+        "/etc/x.toml:10",
+    ]
+    assert caught.value.exit_status == 78
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1",
+        "[agent]\ncgroup_root = '/'",
+        "[agent]\ncgroup_root = 'a/b'",
+        "[agent]\ncgroup_root = '/a/../b'",
+        "[agent]\nattempt_memory_seconds = true",
+        "[agent]\nattempt_memory_seconds = -1",
+        "[access]\nprepare_uids = [true]",
+        "[access]\nprepare_uids = 0",
+        "[ports]\nrange = '0-10'",
+        "[ports]\nrange = '1-65536'",
+        "[ports]\nrange = 5",
+        "[simulate]\nprofile = '../etc'",
+        "[agent",
+        "agent = 1",
+        "[agent]\nuser = 1\nuser = 2",
+    ],
+)
+def test_what_is_wrong_is_refused(text):
+    with pytest.raises(BadConfig):
+        parse(text, "c")
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text):
+    with contextlib.suppress(BadConfig):
+        assert isinstance(parse(text, "c"), Config)
+
+
+def _value():
+    return st.one_of(
+        st.booleans().map(lambda b: str(b).lower()),
+        st.integers().map(str),
+        st.just('"x"'),
+        st.just("[]"),
+        st.just("[1, 'a']"),
+        st.just("1.5"),
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted({key for _, _, keys in SECTIONS.values() for key in keys})),
+            _value(),
+        ),
+        unique_by=lambda pair: pair[0],
+    ),
+    st.sampled_from(sorted(SECTIONS)),
+)
+def test_any_value_of_any_key_is_read_or_refused(pairs, section):
+    text = f"[{section}]\n" + "\n".join(f"{key} = {value}" for key, value in pairs)
+    with contextlib.suppress(BadConfig):
+        assert isinstance(parse(text, "c"), Config)

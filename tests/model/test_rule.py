@@ -1,0 +1,74 @@
+"""The algebra of device rules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xce_nodeagent.model.rule import ALL, Access, Device, Rule, allows, normal, v1_lines
+
+devices = st.builds(Device, st.sampled_from(["c", "b"]), st.integers(60, 62), st.integers(0, 3))
+accesses = st.integers(1, 7)
+rules = st.lists(st.builds(Rule, devices, accesses), max_size=8)
+sets = st.frozensets(devices, max_size=6)
+
+
+@pytest.mark.parametrize(("text", "bits"), [("r", 2), ("wr", 6), ("rwm", 7), ("m", 1)])
+def test_letters_are_the_kernels_bits(text, bits):
+    assert Access.parse(text) == bits
+
+
+@pytest.mark.parametrize("text", ["", "x", "rwx", "R"])
+def test_other_letters_are_refused(text):
+    with pytest.raises(ValueError, match="rwm"):
+        Access.parse(text)
+
+
+@given(accesses)
+def test_an_access_is_written_as_it_is_read(bits):
+    assert Access.parse(str(Access(bits))) == bits
+
+
+@given(sets, rules, devices, accesses)
+def test_an_unmanaged_device_is_never_ruled(managed, grants, device, access):
+    if device not in managed:
+        assert allows(managed, grants, device, Access(access))
+
+
+@given(sets, devices, accesses)
+def test_no_grants_means_no_managed_device(managed, device, access):
+    assert allows(managed, (), device, Access(access)) == (device not in managed)
+
+
+@given(sets, rules, devices, accesses)
+def test_uniting_the_rules_changes_no_verdict(managed, grants, device, access):
+    verdict = allows(managed, grants, device, Access(access))
+    assert allows(managed, normal(grants), device, Access(access)) == verdict
+
+
+@given(sets, rules, devices, accesses)
+def test_one_more_grant_never_takes_anything_away(managed, grants, device, access):
+    if allows(managed, grants, device, Access(access)):
+        assert allows(managed, [*grants, Rule(device, 2)], device, Access(access))
+
+
+@given(sets, rules, devices, accesses)
+def test_v1_lines_judge_as_the_algebra_does(managed, grants, device, access):
+    """Play the lines by the rules of the v1 controller under a default allow."""
+    deny, allow = v1_lines(managed, grants)
+    exceptions: dict[str, int] = {}
+    for line in deny:
+        kind, number, bits = line.split()
+        exceptions[f"{kind} {number}"] = exceptions.get(f"{kind} {number}", 0) | Access.parse(bits)
+    for line in allow:
+        kind, number, bits = line.split()
+        if f"{kind} {number}" in exceptions:
+            exceptions[f"{kind} {number}"] &= ~Access.parse(bits)
+    denied = exceptions.get(str(device), 0) & access
+    assert (not denied) == allows(managed, grants, device, Access(access))
+
+
+def test_a_grant_of_an_unmanaged_device_opens_nothing():
+    deny, allow = v1_lines(frozenset(), [Rule(Device("c", 1, 1), int(ALL))])
+    assert (deny, allow) == ((), ())

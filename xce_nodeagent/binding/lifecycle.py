@@ -1,0 +1,454 @@
+"""The life of bindings: prepare, grow, shrink, release, reconcile, join.
+
+The order is always the same: decide (planner), record (ledger), act (executor), answer, and note
+the outcome. One binding is worked on by one call at a time; different bindings do not wait for
+each other, but for the ledger's commit, which is one `fdatasync`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec import structs
+
+from xce_nodeagent.binding import answer, planner
+from xce_nodeagent.binding.book import Book
+from xce_nodeagent.binding.demand import Demand, demand
+from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.binding.turn import Turns
+from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement, NotPermitted, UnknownInstance
+from xce_nodeagent.host import cgroup as host_cgroup
+from xce_nodeagent.model import name, wire
+from xce_nodeagent.model.binding import (
+    Binding,
+    Bound,
+    Changed,
+    Cleaned,
+    Committed,
+    Failed,
+    Key,
+    Released,
+    ReleaseIntended,
+)
+from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.plan import CgroupRef
+from xce_nodeagent.provider import Provider
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.5
+"""How long an outcome may wait for a commit that takes it along, before it is written alone."""
+
+CLEAN_SECONDS = 2.0
+"""How often it is looked whether what a job left over is gone. Nothing is looked at otherwise."""
+
+
+class Lifecycle:
+    """All bindings of this host, from the first prepare to the last trace.
+
+    `inventory` gives the current one; `in_use` says which numbers of a divisible instance are in
+    use on this host now; `mounted` is where the cgroup hierarchies are (host.cgroup.mounts).
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        executor: Executor,
+        site: planner.Site,
+        providers: Mapping[str, Provider],
+        selector: planner.Selector,
+        inventory: Callable[[], Inventory],
+        in_use: Callable[[Instance], frozenset[int]],
+        mounted: dict[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.ledger = ledger
+        self.book: Book = ledger.book
+        self.site = site
+        self.last_seen: dict[Key, float] = {}
+        self._executor = executor
+        self._providers = providers
+        self._selector = selector
+        self._inventory = inventory
+        self._in_use = in_use
+        self._mounted = mounted
+        self._clock = clock
+        self._turns = Turns()
+        self._flush: asyncio.TimerHandle | None = None
+        self._cleaning: asyncio.Task[None] | None = None
+
+    # ---- prepare ----------------------------------------------------------------------------
+
+    async def prepare(self, ask: wire.Prepare) -> wire.Prepared:
+        """Bind what is asked for; the same ask again gets the same answer."""
+        want = demand(ask)
+        cgroup = self._cgroup(want, ask.pid)
+        if cgroup is not None and not want.ask.cgroup:
+            want = _in_cgroup(want, cgroup)
+        key = (want.job, want.attempt)
+        async with self._turns.of(key):
+            self.last_seen[key] = self._clock()
+            found = planner.existing(self.book, want)
+            if found is not None:
+                if found.state == "committed":
+                    await self._finish(found)
+                return answer.prepared(self.book.live[key])
+            inventory = self._inventory()
+            divisible = planner.wants_ports(inventory, want)
+            event = planner.plan(
+                want,
+                inventory=inventory,
+                book=self.book,
+                providers=self._providers,
+                selector=self._selector,
+                site=self.site,
+                cgroup=cgroup,
+                ports_in_use=self._in_use(divisible) if divisible else frozenset(),
+            )
+            before = self.book.live.get(key)
+            binding = self._committed(event)
+            await self._carry_out(binding, before)
+            return answer.prepared(binding)
+
+    def _cgroup(self, want: Demand, pid: int | None) -> CgroupRef | None:
+        if (pid is None and not want.ask.cgroup) or self.site.policy == "off":
+            return None
+        if pid is not None:
+            cgroup = _cgroup_of(pid, self._mounted)
+            planner.below_roots(self.site, cgroup.path)
+        else:
+            # Whether it may be named comes before whether it exists: other paths stay unknown.
+            planner.below_roots(self.site, want.ask.cgroup)
+            cgroup = host_cgroup.at(want.ask.cgroup)
+        held = self.book.live.get((want.job, want.attempt))
+        if held is None and not want.adopt and host_cgroup.populated(cgroup):
+            raise BadCgroup(
+                f"cgroup {cgroup.path} has processes in it, which may have opened devices"
+                " already: bind it before its first process, or say --adopt",
+                cgroup=cgroup.path,
+            )
+        return cgroup
+
+    def _committed(self, event: Committed | Changed) -> Binding:
+        binding = self.ledger.commit(event)
+        assert binding is not None  # noqa: S101  # these two events always leave a binding
+        return binding
+
+    async def _carry_out(self, binding: Binding, before: Binding | None) -> None:
+        try:
+            await self._executor.carry_out(binding)
+        except AgentError as error:
+            await self.fail(binding, before, error)
+            raise
+        self._note_later(binding)
+
+    async def fail(self, binding: Binding, before: Binding | None, error: AgentError) -> None:
+        """Take back what could not be carried out whole, and record that, durably.
+
+        A growth that failed leaves the binding as it was `before`. What cannot be taken back
+        either (the binder is away) is left as a release that is still to be done.
+        """
+        if before is not None:
+            restored = self._committed(_restoring(before))
+            with contextlib.suppress(AgentError):
+                await self._finish(restored)
+            return
+        job, attempt = binding.key
+        try:
+            await self._executor.take_back(binding)
+        except AgentError as second:
+            log.error("job %s cannot be taken back yet: %s", job, second.message)
+            self.ledger.commit(ReleaseIntended(job=job, attempt=attempt))
+            self._clean_later()
+            return
+        self.ledger.commit(Failed(job=job, attempt=attempt, code=error.code, message=error.message))
+        self.last_seen.pop(binding.key, None)
+
+    async def _finish(self, binding: Binding) -> None:
+        await self._executor.carry_out(binding)
+        self._note_later(binding)
+
+    def _note_later(self, binding: Binding) -> None:
+        """Note that the plan is carried out, after the answer has gone out."""
+        asyncio.get_running_loop().call_soon(self._note_bound, binding)
+
+    def _note_bound(self, binding: Binding) -> None:
+        now = self.book.live.get(binding.key)
+        if now is not None and now.state == "committed" and now.plan == binding.plan:
+            self.ledger.note(Bound(job=binding.job, attempt=binding.attempt))
+            self._flush_later()
+
+    # ---- release ----------------------------------------------------------------------------
+
+    async def release(self, ask: wire.Release) -> wire.Released:
+        """Undo a job's bindings, or take some instances out; say what is left over.
+
+        Releasing what is unknown, or was released, is an answer and no error.
+        """
+        job = name.job_id(ask.job)
+        attempt = name.attempt(ask.attempt) if ask.attempt is not None else None
+        bindings = self.book.of_job(job, attempt)
+        if ask.instances is not None:
+            return await self._shrink(bindings, ask.instances)
+        outcomes = [await self.undo(binding.key) for binding in bindings]
+        if len(outcomes) == 1:
+            return outcomes[0]
+        return wire.Released(
+            released=True,
+            clean=all(outcome.clean for outcome in outcomes),
+            known=bool(outcomes),
+            recorded=all(outcome.recorded for outcome in outcomes),
+            holders=tuple(left for outcome in outcomes for left in outcome.holders),
+            quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
+        )
+
+    async def undo(self, key: Key) -> wire.Released:
+        """Release one binding, whole. A second release waits for the first and finds it done."""
+        async with self._turns.of(key):
+            binding = self.book.live.get(key)
+            if binding is None:
+                return wire.Released(released=True, clean=True, known=False)
+            recorded = True
+            if binding.state != "quarantined":
+                recorded = self._intend(binding)
+            unbound = await self._executor.take_back(binding)
+            left = tuple(
+                wire.LeftOver(pid, "in the job's cgroup", *_who(pid)) for pid in unbound.pids
+            )
+            listening = self._listening(binding)
+            left += tuple(wire.LeftOver(-1, f"listens on port {port}") for port in listening)
+            if unbound.pids:
+                quarantined = binding.instances
+            else:
+                ports = {hold.instance for hold in binding.plan.ports() if hold.port in listening}
+                quarantined = tuple(i for i in binding.instances if i in ports)
+            if recorded:
+                self._outcome(binding, left, quarantined)
+            return wire.Released(
+                released=True,
+                clean=not left,
+                recorded=recorded,
+                holders=left,
+                quarantined=quarantined,
+            )
+
+    def _intend(self, binding: Binding) -> bool:
+        if binding.state == "releasing":
+            return True
+        try:
+            self.ledger.commit(ReleaseIntended(job=binding.job, attempt=binding.attempt))
+        except Enforcement as error:
+            # The fence is closed all the same: a disk that is full must not keep devices open.
+            # The binding stays in the book, so the caller's repeat can be recorded.
+            log.error("release of job %s is not recorded: %s", binding.job, error.message)
+            return False
+        return True
+
+    def _outcome(
+        self, binding: Binding, left: tuple[wire.LeftOver, ...], quarantined: tuple[str, ...]
+    ) -> None:
+        job, attempt = binding.job, binding.attempt
+        if binding.state == "quarantined":
+            if not left:
+                self.ledger.note(Cleaned(job=job, attempt=attempt))
+                self.last_seen.pop(binding.key, None)
+        else:
+            self.ledger.note(Released(job=job, attempt=attempt, left=left, quarantined=quarantined))
+            if left:
+                self._clean_later()
+            else:
+                self.last_seen.pop(binding.key, None)
+        self._flush_later()
+
+    def _listening(self, binding: Binding) -> Collection[int]:
+        held = {hold.port for hold in binding.plan.ports()}
+        if not held:
+            return ()
+        instances = self._inventory().by_id()
+        ids = {hold.instance for hold in binding.plan.ports()}
+        used: set[int] = set()
+        for instance_id in ids & instances.keys():
+            used |= self._in_use(instances[instance_id]) & held
+        return sorted(used)
+
+    async def _shrink(self, bindings: list[Binding], instances: tuple[str, ...]) -> wire.Released:
+        held = {i for binding in bindings for i in binding.instances}
+        for wanted in instances:
+            if bindings and wanted not in held:
+                raise UnknownInstance(
+                    f"instance {wanted[:100]!r} is not held by job {bindings[0].job!r}:"
+                    f" it holds {', '.join(sorted(held)) or 'none'}",
+                    instance=wanted[:100],
+                )
+        for binding in bindings:
+            async with self._turns.of(binding.key):
+                now = self.book.live.get(binding.key)
+                if now is None or now.state not in ("committed", "bound"):
+                    continue
+                event = planner.shrink(
+                    now,
+                    instances,
+                    inventory=self._inventory(),
+                    providers=self._providers,
+                    site=self.site,
+                )
+                if event is not None:
+                    after = self._committed(event)
+                    await self._executor.carry_out(after)
+                    self._note_later(after)
+        return wire.Released(released=True, clean=True, known=bool(bindings))
+
+    # ---- the other calls --------------------------------------------------------------------
+
+    async def reconcile(self, ask: wire.Reconcile) -> wire.Reconciled:
+        """Release whatever the worker does not name.
+
+        Only what was bound when the call came is looked at: a prepare that arrives meanwhile is
+        younger than the worker's list.
+        """
+        named = {(name.job_id(ref.job), ref.attempt) for ref in ask.jobs}
+        present = [b.key for b in self.book if b.state in ("committed", "bound")]
+        kept: list[wire.JobRef] = []
+        released: list[wire.JobRef] = []
+        unclean: list[wire.JobRef] = []
+        for job, attempt in present:
+            ref = wire.JobRef(job=job, attempt=attempt)
+            if (job, attempt) in named or (job, None) in named:
+                self.last_seen[job, attempt] = self._clock()
+                kept.append(ref)
+                continue
+            outcome = await self.undo((job, attempt))
+            released.append(ref)
+            if not outcome.clean:
+                unclean.append(ref)
+        have = set(present) | {(job, None) for job, _ in present}
+        unknown = [ref for ref in ask.jobs if (ref.job, ref.attempt) not in have]
+        return wire.Reconciled(
+            kept=tuple(kept),
+            released=tuple(released),
+            unknown=tuple(unknown),
+            unclean=tuple(unclean),
+        )
+
+    async def join(
+        self, ask: wire.Join, *, peer_pid: int, peer_uid: int, may_prepare: bool
+    ) -> wire.Joined:
+        """Move a process into its job's cgroup.
+
+        Who may prepare may move any process; the job's user may move processes of its own.
+        """
+        binding = self.one(ask.job, ask.attempt)
+        pid = peer_pid if ask.pid is None else ask.pid
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            raise BadCgroup(f"process {pid}: {error.strerror}", pid=pid) from None
+        try:
+            if not may_prepare:
+                # The owner of /proc/PID is the process's effective user (proc(5)). The pidfd was
+                # opened before: if that process ends and its pid is taken, the binder sees it.
+                owner = os.stat(f"/proc/{pid}").st_uid
+                if binding.uid is None or not peer_uid == binding.uid == owner:
+                    raise NotPermitted(
+                        f"uid {peer_uid} may not put process {pid} into job {ask.job!r}:"
+                        " only the job's user, with processes of its own, and who may prepare"
+                    )
+            await self._executor.join(binding, pid, pidfd)
+        finally:
+            os.close(pidfd)
+        return wire.Joined(cgroup=answer.cgroup(binding), env=binding.plan.environment())
+
+    def one(self, job: str, attempt: str | None) -> Binding:
+        """Give the live binding that is meant; raise BadRequest if there is none, or several."""
+        found = self.book.of_job(name.job_id(job), attempt)
+        if not found:
+            raise answer.no_binding(job, attempt)
+        if len(found) > 1:
+            raise answer.several_bindings(job, [binding.attempt for binding in found])
+        return found[0]
+
+    # ---- turns and timers -------------------------------------------------------------------
+
+    def _flush_later(self) -> None:
+        if self._flush is None:
+            loop = asyncio.get_running_loop()
+            self._flush = loop.call_later(FLUSH_SECONDS, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush = None
+        try:
+            self.ledger.flush()
+        except Enforcement as error:
+            # They stay in memory and go with the next commit; a restart repeats the steps.
+            log.error("outcomes are not recorded yet: %s", error.message)
+
+    def _clean_later(self) -> None:
+        if self._cleaning is None or self._cleaning.done():
+            self._cleaning = asyncio.ensure_future(self._clean())
+
+    async def _clean(self) -> None:
+        """Look, while anything is quarantined or could not be undone, whether it is clean now."""
+        while unclean := [b.key for b in self.book if b.state in ("quarantined", "releasing")]:
+            await asyncio.sleep(CLEAN_SECONDS)
+            for key in unclean:
+                try:
+                    released = await self.undo(key)
+                except AgentError as error:
+                    log.error("job %s cannot be cleaned yet: %s", key[0], error.message)
+                    continue
+                if released.clean:
+                    log.info("job %s is clean now: its instances are free", key[0])
+
+    async def close(self) -> None:
+        """Stop the timers and write what waits."""
+        if self._flush is not None:
+            self._flush.cancel()
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._cleaning
+        with contextlib.suppress(Enforcement):
+            self.ledger.flush()
+
+
+def _restoring(before: Binding) -> Changed:
+    return Changed(
+        job=before.job,
+        attempt=before.attempt,
+        asks=before.asks,
+        instances=before.instances,
+        excluded=before.excluded,
+        plan=before.plan,
+        generation=before.generation,
+    )
+
+
+def _in_cgroup(want: Demand, cgroup: CgroupRef) -> Demand:
+    return structs.replace(want, ask=structs.replace(want.ask, cgroup=cgroup.path))
+
+
+def _cgroup_of(pid: int, mounted: dict[str, str]) -> CgroupRef:
+    """Give a process's cgroup; the pidfd makes sure that it is one process all the while."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, OverflowError, ValueError) as error:
+        raise BadCgroup(f"process {pid}: {error}", pid=pid) from None
+    try:
+        return host_cgroup.of_process(pid, mounted)
+    finally:
+        os.close(pidfd)
+
+
+def _who(pid: int) -> tuple[str, int]:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip(), os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return "", -1

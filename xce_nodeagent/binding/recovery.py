@@ -1,0 +1,77 @@
+"""Recovery: after a start, every binding of the ledger is made whole or gone."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.binding.lifecycle import Lifecycle
+from xce_nodeagent.errors import AgentError
+from xce_nodeagent.model.binding import Binding, Bound, Lost
+
+log = logging.getLogger(__name__)
+
+
+async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> Counter[str]:
+    """Replay outcomes; give counts of what was done, by name.
+
+    - `lost-reboot`: the binding is of another boot; it is closed, and nothing else is touched.
+    - `cgroup-vanished`: its cgroup is gone; it is closed.
+    - `whole`: the kernel has what the ledger says. `repaired`: it had not, and has again.
+    - `re-asserted`: the same was written again, because cgroup v1 cannot show what it has.
+    - `finished`, `undone`: it was committed and not known to be carried out; now it is, or it
+      could not be and was taken back.
+    - `released`: it was being released, and now is.
+    - `failed`: none of this could be done now. The record stays; `doctor` shows it.
+    """
+    counts: Counter[str] = Counter()
+    for binding in ledger.book:
+        try:
+            counts[await _recover(binding, ledger, executor, lifecycle)] += 1
+        except AgentError as error:
+            log.error("job %s cannot be recovered: %s", binding.job, error.message)
+            counts["failed"] += 1
+    ledger.flush()
+    return counts
+
+
+async def _recover(
+    binding: Binding, ledger: Ledger, executor: Executor, lifecycle: Lifecycle
+) -> str:
+    job, attempt = binding.key
+    if ledger.boots.get(binding.key) != ledger.boot:
+        ledger.note(Lost(job=job, attempt=attempt, reason="lost-reboot"))
+        return "lost-reboot"
+    match binding.state:
+        case "releasing" | "quarantined":
+            await lifecycle.undo(binding.key)
+            return "released"
+        case "committed":
+            try:
+                await executor.carry_out(binding)
+            except AgentError as error:
+                await lifecycle.fail(binding, None, error)
+                return "undone"
+            ledger.note(Bound(job=job, attempt=attempt))
+            return "finished"
+        case _:
+            return await _verify(binding, ledger, executor)
+
+
+async def _verify(binding: Binding, ledger: Ledger, executor: Executor) -> str:
+    verified = await executor.verify(binding)
+    match verified.state:
+        case "ok":
+            return "whole"
+        case "gone":
+            ledger.note(Lost(job=binding.job, attempt=binding.attempt, reason="cgroup-vanished"))
+            return "cgroup-vanished"
+        case "differs":
+            log.warning("job %s: the fence is put back: %s", binding.job, verified.fault)
+            await executor.carry_out(binding)
+            return "repaired"
+        case "unverifiable":
+            await executor.carry_out(binding)
+            return "re-asserted"

@@ -1,0 +1,123 @@
+"""The agent: what its clients see (`service.py`), put together from what the layers below do."""
+
+# ruff: noqa: ARG002  # Service gives every method its peer; few need it
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xce_nodeagent.binding import answer
+from xce_nodeagent.binding.lifecycle import Lifecycle
+from xce_nodeagent.daemon.connection import Peer
+from xce_nodeagent.daemon.survey import Survey
+from xce_nodeagent.errors import BadRequest, NotReady, UnknownInstance
+from xce_nodeagent.host import cgroup as host_cgroup
+from xce_nodeagent.model import wire
+from xce_nodeagent.model.binding import Binding, Drained, Undrained
+from xce_nodeagent.model.inventory import Inventory, with_holders
+
+REASON_LIMIT = 1024
+
+
+class Agent:
+    """Answers every method of `io.xce.NodeAgent`. It keeps no state of its own."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        survey: Survey,
+        *,
+        prepare_uids: frozenset[int],
+        examine: Callable[[], tuple[wire.Check, ...]],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._survey = survey
+        self._prepare_uids = prepare_uids
+        self._examine = examine
+
+    def may_prepare(self, uid: int) -> bool:
+        """Say whether the configuration lets this user prepare and release."""
+        return uid in self._prepare_uids
+
+    def inventory(self) -> Inventory:
+        """Give the inventory without holders; raise NotReady before the first scan is done."""
+        current = self._survey.current
+        if current is None:
+            raise NotReady("discovery has not finished yet: try again in a moment")
+        return current
+
+    async def prepare(self, peer: Peer, ask: wire.Prepare) -> wire.Prepared:
+        """Bind instances to a job."""
+        return await self._lifecycle.prepare(ask)
+
+    async def release(self, peer: Peer, ask: wire.Release) -> wire.Released:
+        """Release a job's binding, or some instances of it."""
+        return await self._lifecycle.release(ask)
+
+    async def join(self, peer: Peer, ask: wire.Join) -> wire.Joined:
+        """Move a process into a job's cgroup."""
+        return await self._lifecycle.join(
+            ask, peer_pid=peer.pid, peer_uid=peer.uid, may_prepare=self.may_prepare(peer.uid)
+        )
+
+    async def reconcile(self, peer: Peer, ask: wire.Reconcile) -> wire.Reconciled:
+        """Release what the caller does not name."""
+        return await self._lifecycle.reconcile(ask)
+
+    async def get_inventory(self, peer: Peer) -> Inventory:
+        """Give the inventory as it is now, with `held_by`."""
+        return with_holders(self.inventory(), self._lifecycle.book.held())
+
+    def subscribe(self, callback: Callable[[Inventory], None]) -> Callable[[], None]:
+        """Call back with each new inventory; the result ends that."""
+        held = self._lifecycle.book.held
+        return self._survey.subscribe(lambda inventory: callback(with_holders(inventory, held())))
+
+    async def list_bindings(self, peer: Peer) -> wire.Bindings:
+        """Give all bindings, without their environment."""
+        return wire.Bindings(
+            bindings=tuple(self._view(binding, env=False) for binding in self._lifecycle.book)
+        )
+
+    async def get_binding(self, peer: Peer, ask: wire.JobRef) -> wire.OneBinding:
+        """Give one binding; its environment only to who may prepare and to the job's user."""
+        binding = self._lifecycle.one(ask.job, ask.attempt)
+        env = self.may_prepare(peer.uid) or peer.uid == binding.uid
+        return wire.OneBinding(binding=self._view(binding, env=env))
+
+    def _view(self, binding: Binding, *, env: bool) -> wire.BindingView:
+        step = binding.plan.cgroup()
+        return answer.view(
+            binding,
+            last_seen=self._lifecycle.last_seen.get(binding.key, binding.since),
+            populated=host_cgroup.populated(step.cgroup) if step else None,
+            env=env,
+        )
+
+    async def drain(self, peer: Peer, ask: wire.Drain) -> None:
+        """Keep an instance from being granted. Who holds it keeps it."""
+        if not ask.reason or len(ask.reason) > REASON_LIMIT or not ask.reason.isprintable():
+            raise BadRequest(f"reason: expected 1 to {REASON_LIMIT} printable characters")
+        self._known(ask.id)
+        self._lifecycle.ledger.commit(Drained(id=ask.id, reason=ask.reason))
+        self._survey.publish()
+
+    async def undrain(self, peer: Peer, ask: wire.Undrain) -> None:
+        """Let an instance be granted again; one that vanished while drained can be named too."""
+        if ask.id not in self._lifecycle.book.drained:
+            self._known(ask.id)
+            return
+        self._lifecycle.ledger.commit(Undrained(id=ask.id))
+        self._survey.publish()
+
+    def _known(self, instance: str) -> None:
+        if instance not in self.inventory().by_id():
+            raise UnknownInstance(
+                f"instance {instance[:100]!r} is not in this host's inventory:"
+                " `xce-nodeagent inventory` shows what is",
+                instance=instance[:100],
+            )
+
+    async def doctor(self, peer: Peer) -> wire.Checks:
+        """Look at everything that the agent depends on."""
+        return wire.Checks(checks=self._examine())

@@ -1,0 +1,116 @@
+"""Doctor: what is looked at, and what each finding means, as pure functions of what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xce_nodeagent.model.binding import Binding
+from xce_nodeagent.model.config import Config
+from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.wire import Check
+from xce_nodeagent.privileged.ops import Taken
+
+
+def enforcement(config: Config, taken: Taken | None) -> Check:
+    """Say whether jobs are fenced, and how."""
+    policy = config.agent.enforcement
+    if policy == "off":
+        return Check(
+            name="enforcement",
+            state="warning",
+            text="off: jobs are not fenced",
+            remedy="set [agent] enforcement = 'required'",
+        )
+    if taken is None or not taken.backends:
+        why = taken.reason if taken else "there is no binder"
+        return Check(
+            name="enforcement",
+            state="fault" if policy == "required" else "warning",
+            text=f"{policy}, but nothing can be enforced: {why}",
+            remedy="run the agent as root, on a host with cgroup v2 or the v1 devices controller",
+        )
+    home = taken.home.path if taken.home else "none"
+    text = f"{policy}, {' and '.join(taken.backends)}, jobs below {home}"
+    if "cgroup2" in taken.backends and taken.program != "shared":
+        return Check(
+            name="enforcement",
+            state="note",
+            text=f"{text}; one program for each job: {taken.program} {taken.reason}".strip(),
+        )
+    return Check(name="enforcement", state="ok", text=text)
+
+
+def helpers(restarts: Mapping[str, int]) -> Check:
+    """Say how often a helper had to be replaced."""
+    replaced = {role: count for role, count in restarts.items() if count}
+    if not replaced:
+        return Check(name="helpers", state="ok", text=f"{', '.join(restarts) or 'none'}")
+    text = ", ".join(f"{role} replaced {count} times" for role, count in replaced.items())
+    return Check(
+        name="helpers",
+        state="warning",
+        text=text,
+        remedy="the log says why each of them ended",
+    )
+
+
+def discovery(inventory: Inventory | None) -> list[Check]:
+    """Say what discovery could not find out, and which instances are unhealthy."""
+    if inventory is None:
+        return [Check(name="discovery", state="fault", text="the first scan has not finished")]
+    checks = [
+        Check(
+            name=f"discovery.{problem.provider}",
+            state="note" if problem.state == "none" else "warning",
+            text=f"{problem.state}: {problem.reason}",
+        )
+        for problem in inventory.problems
+    ]
+    checks += [
+        Check(
+            name=f"instance.{instance.id}",
+            state="warning",
+            text=f"{'drained' if instance.drained else 'unhealthy'}: {instance.reason}",
+        )
+        for instance in inventory.instances
+        if instance.drained or not instance.healthy
+    ]
+    count = len(inventory.instances)
+    checks.append(
+        Check(
+            name="discovery",
+            state="ok",
+            text=f"generation {inventory.generation}, {count} instances",
+        )
+    )
+    return checks
+
+
+def bindings(live: Iterable[Binding], faults: Mapping[str, str]) -> list[Check]:
+    """Say which bindings are not as the ledger says, and what is quarantined."""
+    live = list(live)
+    checks = [
+        Check(
+            name=f"binding.{binding.job}",
+            state="warning",
+            text=f"{binding.state}: {_left(binding)}",
+            remedy="end these processes; the instances are freed by themselves then",
+        )
+        for binding in live
+        if binding.state in ("quarantined", "releasing")
+    ]
+    checks += [
+        Check(
+            name=f"binding.{job}",
+            state="fault",
+            text=fault,
+            remedy="restart the agent: it puts the fence back",
+        )
+        for job, fault in faults.items()
+    ]
+    return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
+
+
+def _left(binding: Binding) -> str:
+    who: Sequence[str] = [f"{left.comm or 'pid'} {left.pid} {left.what}" for left in binding.left]
+    return "; ".join(who) or "it could not be undone yet"

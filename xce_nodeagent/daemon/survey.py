@@ -1,0 +1,107 @@
+"""The survey: the current inventory, made again when asked, told to whoever wants to know.
+
+Scanning reads hundreds of small files and asks netlink, so it runs in a thread; nothing on a
+job's path waits for it. A new device is fenced before it is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import structs
+
+from xce_nodeagent import discovery
+from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.host import Host
+from xce_nodeagent.model.inventory import Inventory, advance
+from xce_nodeagent.model.rule import Device
+from xce_nodeagent.provider import Provider
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[Inventory], None]
+
+
+class Survey:
+    """Holds the inventory. `fence` is called with the managed devices before they are published.
+
+    `prepare_host` is awaited before a scan: it asks the prober, and gives its answers to `host`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        providers: Sequence[Provider],
+        ledger: Ledger,
+        *,
+        node: str,
+        prepare_host: Callable[[], Awaitable[None]],
+        fence: Callable[[frozenset[Device]], Awaitable[None]],
+    ) -> None:
+        self.current: Inventory | None = None
+        self._raw: Inventory | None = None
+        self._host = host
+        self._providers = providers
+        self._ledger = ledger
+        self._node = node
+        self._prepare_host = prepare_host
+        self._fence = fence
+        self._listeners: list[Listener] = []
+        self._seen, self._number = ledger.hardware()
+        self._managed: frozenset[Device] | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Scan, fence what is new, publish. Raises Enforcement where the fence can't be made."""
+        async with self._one_at_a_time:
+            await self._prepare_host()
+            found = await asyncio.to_thread(discovery.scan, self._host, self._providers, self._raw)
+            self._raw = structs.replace(found, source="agent", node=self._node or found.node)
+            managed = self._raw.managed()
+            if managed != self._managed:
+                await self._fence(managed)
+                self._managed = managed
+            self.publish()
+
+    def publish(self) -> None:
+        """Number what was scanned, with the drains of now, and tell it if anything changed."""
+        if self._raw is None:
+            return
+        drained = self._ledger.book.drained
+        found = structs.replace(
+            self._raw,
+            instances=tuple(
+                structs.replace(i, drained=True, reason=i.reason or drained[i.id])
+                if i.id in drained
+                else i
+                for i in self._raw.instances
+            ),
+        )
+        numbered, seen, number = advance(found, self._seen, self._number)
+        if seen != self._seen or number != self._number:
+            self._ledger.remember(seen, number)
+            self._seen, self._number = seen, number
+        changed = self.current is None or numbered != self.current
+        self.current = numbered
+        if changed:
+            log.info("inventory: generation %s, %s", numbered.generation, _count(numbered))
+            for listener in list(self._listeners):
+                listener(numbered)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call back with each new inventory; the result ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    @property
+    def managed(self) -> frozenset[Device]:
+        """The devices that the fence rules now."""
+        return self._managed or frozenset()
+
+
+def _count(inventory: Inventory) -> str:
+    total = len(inventory.instances)
+    sick = sum(not instance.healthy for instance in inventory.instances)
+    return f"{total} instances" + (f", {sick} unhealthy" if sick else "")
