@@ -6,13 +6,20 @@ Varlink's own language; a test holds the two together.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 INTERFACE = "io.xce.NodeAgent"
 MESSAGE_LIMIT = 256 * 1024
 """Bytes of one call. A client that sends more without a NUL is told so and cut off."""
+
+
+Uid = Annotated[int, Meta(ge=0, le=2**32 - 2)]
+"""A user id; 2**32 - 1 means "no user" to the kernel (setresuid(2))."""
+
+Pid = Annotated[int, Meta(ge=1, le=2**22)]
+"""A process id: at most PID_MAX_LIMIT of a 64-bit kernel (proc(5), pid_max)."""
 
 
 class PortAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,12 +35,12 @@ class Prepare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     job: str
     attempt: str | None = None
-    uid: int | None = None
+    uid: Uid | None = None
     instances: tuple[str, ...] | None = None
     request: str | None = None
     ports: tuple[PortAsk, ...] | None = None
     cgroup: str | None = None
-    pid: int | None = None
+    pid: Pid | None = None
     adopt: bool | None = None
     add: bool | None = None
     generation: str | None = None
@@ -102,7 +109,7 @@ class Join(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 
     job: str
     attempt: str | None = None
-    pid: int | None = None
+    pid: Pid | None = None
 
 
 class Joined(Struct, frozen=True, kw_only=True):
