@@ -1,0 +1,124 @@
+"""NVIDIA's management library, through pynvml; the one place that knows it.
+
+`probe` may block for ever inside the driver, so an agent has it called in a helper that ends
+itself. Sources: NVML API Reference Guide (what each call answers), and for what the library does
+not know the driver's README (/proc/driver/nvidia).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+Answer = tuple[str, str, dict[str, Any]]
+
+
+def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = None) -> Answer:
+    """Ask the library about all devices: (state, reason, facts), as `Probed` has them.
+
+    `skip` are PCI addresses that are not to be asked for more than their address; `started` is
+    told each address before the device is asked, so that somebody knows where a probe hangs.
+
+    `facts` has `driver_version` and `devices`; of a device `nvml_index pci_address uuid name minor
+    memory_bytes compute_capability serial mig_mode`, `missing` (attribute: reason) for what it did
+    not answer, `lost` (a reason) where it cannot be talked to, `skipped`, and `mig`, its slices:
+    `uuid name memory_bytes gpu_instance compute_instance missing`.
+    """
+    try:
+        # Without the library pynvml need not be imported: that takes longer than the rest.
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        return "none", f"no NVIDIA driver library: {error}", {}
+    import pynvml  # noqa: PLC0415  # see above
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = f"NVML does not start: {error}"
+        later = (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNINITIALIZED)
+        return "not_yet" if error.value in later else "error", reason, {}
+    try:
+        return "found", "", _facts(pynvml, frozenset(skip), started)
+    except pynvml.NVMLError as error:
+        return "error", f"NVML fails: {error}", {}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _facts(
+    nvml: Any, skip: Collection[str], started: Callable[[str], None] | None
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {"devices": []}
+    _ask(nvml, facts, "driver_version", nvml.nvmlSystemGetDriverVersion)
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            address = pci_address(str(nvml.nvmlDeviceGetPciInfo(handle).busId))
+        except nvml.NVMLError as error:
+            facts["devices"].append({"nvml_index": index, "lost": str(error)})
+            continue
+        device: dict[str, Any] = {"nvml_index": index, "pci_address": address}
+        facts["devices"].append(device)
+        if address in skip:
+            device["skipped"] = True
+            continue
+        if started is not None:
+            started(address)
+        _device(nvml, handle, device)
+    return facts
+
+
+def _device(nvml: Any, handle: Any, device: dict[str, Any]) -> None:
+    _ask(nvml, device, "uuid", nvml.nvmlDeviceGetUUID, handle)
+    _ask(nvml, device, "name", nvml.nvmlDeviceGetName, handle)
+    _ask(nvml, device, "minor", nvml.nvmlDeviceGetMinorNumber, handle)
+    _ask(nvml, device, "serial", nvml.nvmlDeviceGetSerial, handle)
+    _ask(nvml, device, "memory_bytes", lambda h: nvml.nvmlDeviceGetMemoryInfo(h).total, handle)
+    _ask(
+        nvml,
+        device,
+        "compute_capability",
+        lambda h: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(h)),
+        handle,
+    )
+    _ask(nvml, device, "mig_mode", lambda h: nvml.nvmlDeviceGetMigMode(h)[0], handle)
+    if device.get("mig_mode") == nvml.NVML_DEVICE_MIG_ENABLE:
+        device["mig"] = []
+        _ask(nvml, device, "mig", _slices, nvml, handle)
+
+
+def _slices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
+    """Give a card's slices. Their indexes may have gaps: a slice that was taken away leaves one."""
+    found: list[dict[str, Any]] = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError_NotFound:
+            continue
+        one: dict[str, Any] = {}
+        _ask(nvml, one, "uuid", nvml.nvmlDeviceGetUUID, mig)
+        _ask(nvml, one, "name", nvml.nvmlDeviceGetName, mig)
+        _ask(nvml, one, "memory_bytes", lambda h: nvml.nvmlDeviceGetMemoryInfo(h).total, mig)
+        _ask(nvml, one, "gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, mig)
+        _ask(nvml, one, "compute_instance", nvml.nvmlDeviceGetComputeInstanceId, mig)
+        found.append(one)
+    return found
+
+
+def _ask(nvml: Any, facts: dict[str, Any], name: str, call: Callable[..., Any], *args: Any) -> None:
+    """Put one answer into the facts, or the reason why there is none; the others go on."""
+    try:
+        facts[name] = call(*args)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            facts["lost"] = str(error)
+        facts.setdefault("missing", {})[name] = str(error)
+
+
+def pci_address(bus_id: str) -> str:
+    """Write NVML's bus id (`00000000:1B:00.0`) as sysfs does (`0000:1b:00.0`)."""
+    match = re.fullmatch(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", bus_id)
+    return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else bus_id.lower()
