@@ -27,7 +27,7 @@ from msgspec import Struct
 from xce_nodeagent.errors import BadPort, BadRequest, Busy, NeverFits, NoFitNow, Unhealthy
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
-from xce_nodeagent.model.request import Request, parse
+from xce_nodeagent.model.request import Request
 from xce_nodeagent.model.wire import PortAsk
 
 _REASONS = 64  # instances whose reason is told in an error
@@ -357,24 +357,3 @@ def _run(free: Sequence[int], count: int) -> Sequence[int]:
         if free[at + count - 1] - free[at] == count - 1:
             return free[at : at + count]
     return free[:count]
-
-
-class Selector:
-    """What the planner asks where a caller only counts: the functions above, by request text."""
-
-    def instances(
-        self, inventory: Inventory, request: str, *, unavailable: set[str], near: set[str]
-    ) -> tuple[str, ...]:
-        """Give the ids for a request text; raise as `parse` and `choose` do."""
-        return choose(inventory, parse(request), unavailable=unavailable, near=near).instances
-
-    def ports(
-        self,
-        parts: Sequence[range],
-        asks: Sequence[PortAsk],
-        *,
-        held: Collection[int],
-        in_use: Collection[int],
-    ) -> tuple[tuple[int, str], ...]:
-        """Choose ports as `choose_ports` does."""
-        return choose_ports(parts, asks, held=held, in_use=in_use)

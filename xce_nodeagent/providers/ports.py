@@ -36,7 +36,9 @@ class Ports:
         instance = Instance(id=INSTANCE, type="ports", provider=self.name, attributes=attributes)
         if host.live:
             try:
-                foreign = self.in_use(host, instance) - host.held_ports
+                # A scan may run beside a prepare, in a thread of its own.
+                with PortTable(first, last) as table:
+                    foreign = table.in_use() - host.held_ports
             except OSError as error:
                 return Found(state="error", reason=f"sock_diag does not answer: {error}")
             if foreign:
