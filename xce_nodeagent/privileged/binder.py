@@ -1,0 +1,378 @@
+"""The binder: carries out what the agent asks, after checking it by its own knowledge.
+
+Paths are checked by `roots.py`, device numbers by `majors.py`, and nothing can be granted that is
+not managed. Every operation can be repeated. The order in which a cgroup is bound fails closed at
+every point where the power may go:
+
+    make it → mark it → attach the fence, which closes every managed device → write the grants
+
+It keeps no state of its own but what it read: all of it is in the kernel, on the cgroups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from xce_nodeagent.errors import (
+    AgentError,
+    BadCgroup,
+    Conflict,
+    Enforcement,
+    NotReady,
+)
+from xce_nodeagent.model.instance import DeviceNode
+from xce_nodeagent.model.plan import Backend, CgroupRef
+from xce_nodeagent.model.rule import ALL, Device, Rule
+from xce_nodeagent.privileged import fence2, majors, pidfd, simnode
+from xce_nodeagent.privileged.cgroup import Cgroup
+from xce_nodeagent.privileged.channel import Violation
+from xce_nodeagent.privileged.fence import Fence
+from xce_nodeagent.privileged.fence1 import Fence1
+from xce_nodeagent.privileged.fence2 import JobFence, SharedFence
+from xce_nodeagent.privileged.ops import (
+    Bind,
+    BinderAnswer,
+    BinderRequest,
+    Done,
+    Failed,
+    Join,
+    Manage,
+    Take,
+    Taken,
+    Unbind,
+    Unbound,
+    Verified,
+    Verify,
+)
+from xce_nodeagent.privileged.roots import Roots, Where, mounts
+
+MARK_LIMIT = 4096
+"""Bytes of a mark: a job id and an attempt of 128 bytes each, and room for more."""
+
+_GONE = Unbound(gone=True)
+
+
+class Binder:
+    """Answers the binder's requests. It acts on nothing before `Take`.
+
+    `home` is where it makes cgroups (made by it if missing), `roots` are those below which callers
+    may name theirs, `own` the cgroups of the agent, which are never bound. `take_lock` makes sure
+    that no other binder lives. `simulated` are the nodes of a simulated machine below
+    `device_directory`. `shared=False` goes without the shared program.
+    """
+
+    def __init__(
+        self,
+        *,
+        home: CgroupRef | None,
+        roots: Sequence[CgroupRef] = (),
+        take_lock: Callable[[], object] = lambda: None,
+        own: Sequence[CgroupRef] = (),
+        simulated: Sequence[DeviceNode] = (),
+        device_directory: str = "/dev/xce-sim",
+        proc: Path = Path("/proc"),
+        shared: bool = True,
+    ) -> None:
+        self._home = home
+        self._take_lock = take_lock
+        self._lock: object = None  # held as long as the binder lives
+        self._simulated = tuple(simulated)
+        self._directory = device_directory
+        self._proc = proc
+        self._shared = shared
+        self._roots = Roots(home=home, roots=roots, own=own, proc=proc)
+        self._taken: Taken | None = None
+        self._fences: dict[Backend, Fence] = {}
+        self._lacking: dict[Backend, str] = {}
+        self._made: frozenset[Device] = frozenset()
+        self._managed: frozenset[Device] | None = None
+        # Cgroups that may be bound, for `Manage`: an ordered set.
+        self._bound: dict[CgroupRef, None] = {}
+
+    def handle(self, request: BinderRequest, fds: Sequence[int] = ()) -> BinderAnswer:
+        """Carry out one request; the descriptors stay the caller's.
+
+        What cannot be done is answered with `Failed`. Raises Violation for what nobody honest asks.
+        """
+        try:
+            match request:
+                case Take():
+                    return self._take(request)
+                case Manage():
+                    return self._manage(request)
+                case Bind():
+                    return self._bind(request)
+                case Unbind():
+                    return self._unbind(request)
+                case Verify():
+                    return self._verify(request)
+                case Join():
+                    return self._join(request, fds)
+        except AgentError as error:
+            return Failed(error.code, error.message, error.details)
+        except OSError as error:
+            # What the kernel may always say: no memory, no space, too many open files.
+            what = f"{type(request).__name__}: {error.filename or 'the kernel'}: {error.strerror}"
+            return Failed(Enforcement.code, what, {"errno": error.errno})
+
+    def close(self, *, tidy: bool = True) -> None:
+        """Let go of everything. What is enforced stays.
+
+        When nothing is bound any more, the anchor, a home that a binder made, and the simulated
+        nodes go too; with `tidy=False` they stay, as if the binder had been killed.
+        """
+        if tidy and self._taken is not None and not self._anything_bound():
+            with contextlib.suppress(AgentError, OSError):
+                self._tidy()
+        for fence in self._fences.values():
+            fence.close()
+        self._fences.clear()
+        self._taken = None
+        self._roots.close()
+
+    # ---- Take -------------------------------------------------------------------------------
+
+    def _take(self, request: Take) -> Taken:
+        if self._taken is not None:
+            return self._taken
+        self._lock = self._take_lock()
+        self._roots.make_home()
+        if self._simulated:
+            self._made = simnode.make(self._directory, self._simulated, proc=self._proc)
+        # The ledger may name what is no longer below our roots: it cannot be touched, so it is
+        # not asked either.
+        self._bound = dict.fromkeys(request.known)
+        program, recovered = self._open_fences()
+        self._find_bound()
+        self._taken = Taken(
+            pid=os.getpid(),
+            home=self._home,
+            backends=tuple(self._fences),
+            program=program,
+            recovered=recovered,
+            reason="; ".join(f"{backend}: {why}" for backend, why in self._lacking.items() if why),
+        )
+        return self._taken
+
+    def _open_fences(self) -> tuple[str, bool]:
+        """Open what this host can fence with; give the kind of program, and if it was found."""
+        present = {mount.backend for mount in mounts(self._mountinfo())}
+        program, recovered = "none", False
+        if "cgroup2" in present:
+            try:
+                fence = self._open_fence2()
+            except (AgentError, OSError) as error:
+                why = error.message if isinstance(error, AgentError) else error.strerror
+                self._lacking["cgroup2"] = why or str(error)
+            else:
+                self._fences["cgroup2"] = fence
+                self._lacking["cgroup2"] = fence.note
+                program, recovered = fence.kind, fence.recovered
+                if recovered:
+                    self._managed = fence.managed()
+        if "cgroup1" in present:
+            self._fences["cgroup1"] = Fence1(self._managed or frozenset())
+        return program, recovered
+
+    def _open_fence2(self) -> SharedFence | JobFence:
+        in_v2 = self._home is not None and self._home.backend == "cgroup2"
+        with contextlib.ExitStack() as stack:
+            home = self._roots.home() if in_v2 else None
+            if home is not None:
+                stack.enter_context(home)
+            return fence2.take(home, self._open_bound("cgroup2"), shared=self._shared)
+
+    def _mountinfo(self) -> str:
+        return (self._proc / "self/mountinfo").read_text("utf-8")
+
+    def _find_bound(self) -> None:
+        """Add what is bound below the home, whatever the ledger says."""
+        home = self._roots.home()
+        if home is None:
+            return
+        with home:
+            for child in home.children():
+                if child.mark() is not None:
+                    self._bound[child.ref] = None
+
+    def _open_bound(self, backend: Backend) -> Iterator[Cgroup]:
+        """Open each cgroup that is bound, in turn; forget those that are not any more."""
+        for ref in [ref for ref in self._bound if ref.backend == backend]:
+            try:
+                cgroup = self._roots.open(ref)
+            except (BadCgroup, OSError):
+                del self._bound[ref]
+                continue
+            with cgroup:
+                if cgroup.mark() is None:
+                    del self._bound[ref]
+                else:
+                    yield cgroup
+
+    def _fence(self, cgroup: CgroupRef) -> Fence:
+        if self._taken is None:
+            raise NotReady("this binder has not been told to take over: send Take first")
+        fence = self._fences.get(cgroup.backend)
+        if fence is None:
+            why = self._lacking.get(cgroup.backend) or "it is not mounted"
+            raise Enforcement(
+                f"cgroup {cgroup.path}: {cgroup.backend} cannot be fenced on this host: {why}",
+                cgroup=cgroup.path,
+            )
+        return fence
+
+    # ---- Manage -----------------------------------------------------------------------------
+
+    def _manage(self, request: Manage) -> Done:
+        if self._taken is None:
+            raise NotReady("this binder has not been told to take over: send Take first")
+        devices = frozenset(request.devices)
+        majors.check(devices - (self._managed or frozenset()), made=self._made, proc=self._proc)
+        for backend, fence in self._fences.items():
+            fence.manage(devices, self._open_bound(backend))
+        self._managed = devices
+        return Done()
+
+    def _check_grants(self, grants: tuple[Rule, ...]) -> None:
+        if self._managed is None:
+            raise NotReady("this binder does not know which devices are managed: send Manage first")
+        for rule in grants:
+            if not 0 < rule.access <= ALL:
+                raise Violation(f"a grant of {rule.device} with the access {rule.access}")
+            if rule.device not in self._managed:
+                raise Violation(f"a grant of {rule.device}, which is not managed")
+
+    # ---- Bind and Unbind --------------------------------------------------------------------
+
+    def _bind(self, request: Bind) -> Done:
+        fence = self._fence(request.cgroup)
+        self._check_grants(request.grants)
+        _check_mark(request.mark)
+        where: Where = "home" if request.make else "roots"
+        made = False
+        if request.make:
+            cgroup, made = self._roots.make(request.cgroup)
+        else:
+            cgroup = self._open(request.cgroup, where)
+        with cgroup:
+            mark = cgroup.mark()
+            if mark is not None and mark != request.mark:
+                raise Conflict(
+                    f"cgroup {request.cgroup.path} is bound already: release that first",
+                    cgroup=request.cgroup.path,
+                )
+            if mark is None and not made:
+                self._roots.check_free(cgroup, populated=request.populated)
+            try:
+                if mark is None:
+                    cgroup.set_mark(request.mark)
+                    if not made:
+                        fence.forget(cgroup)
+                fence.bind(cgroup, request.grants, made=made)
+            except BaseException:
+                # Nothing is to be left of what failed. The fence of one that existed stays closed.
+                if mark is None:
+                    cgroup.drop_mark()
+                if made:
+                    cgroup.remove()
+                raise
+        self._bound[request.cgroup] = None
+        return Done()
+
+    def _unbind(self, request: Unbind) -> Unbound:
+        fence = self._fence(request.cgroup)
+        _check_mark(request.mark)
+        try:
+            cgroup = self._roots.open(request.cgroup)
+        except FileNotFoundError:
+            self._bound.pop(request.cgroup, None)
+            return _GONE
+        with cgroup:
+            mark = cgroup.mark()
+            if mark is None and request.remove:
+                # A crash came between making it and marking it, or before. In the home, what
+                # nobody has and nobody is in can only be ours; elsewhere it is not ours to remove.
+                inside_home = self._home and cgroup.ref.path.startswith(f"{self._home.path}/")
+                if inside_home and not cgroup.populated():
+                    cgroup.remove()
+                return _GONE
+            if mark != request.mark:
+                return _GONE
+            if request.remove and cgroup.remove():
+                self._bound.pop(request.cgroup, None)
+                return _GONE
+            # Somebody is in it, or it stays: it is closed before it is answered. `bind`, because
+            # somebody else may have taken the fence away meanwhile.
+            fence.bind(cgroup, (), made=False)
+            pids = cgroup.pids()
+            if cgroup.populated():
+                return Unbound(gone=False, pids=pids)
+            if request.remove:
+                return Unbound(gone=cgroup.remove(), pids=pids)
+            # Left to its owner, still fenced, without a grant.
+            cgroup.drop_mark()
+            self._bound.pop(request.cgroup, None)
+            return Unbound(gone=False)
+
+    def _open(self, ref: CgroupRef, where: Where) -> Cgroup:
+        try:
+            return self._roots.open(ref, where)
+        except FileNotFoundError:
+            raise BadCgroup(
+                f"cgroup {ref.path} does not exist: make it before prepare", cgroup=ref.path
+            ) from None
+
+    # ---- Verify and Join --------------------------------------------------------------------
+
+    def _verify(self, request: Verify) -> Verified:
+        fence = self._fence(request.cgroup)
+        _check_mark(request.mark)
+        try:
+            with self._roots.open(request.cgroup) as cgroup:
+                mark = cgroup.mark()
+                if mark is None:
+                    return Verified("differs", "its mark is gone")
+                if mark != request.mark:
+                    return Verified("gone", "the cgroup was bound by another since")
+                return fence.verify(cgroup, request.grants)
+        except FileNotFoundError:
+            return Verified("gone", "the cgroup does not exist")
+
+    def _join(self, request: Join, fds: Sequence[int]) -> Done:
+        self._fence(request.cgroup)
+        _check_mark(request.mark)
+        if len(fds) != 1:
+            raise Violation(f"a Join with {len(fds)} descriptors, where a pidfd is due")
+        pidfd.check(fds[0], request.pid, self._proc)
+        with self._open(request.cgroup, "any") as cgroup:
+            if cgroup.mark() != request.mark:
+                raise Conflict(
+                    f"cgroup {request.cgroup.path} is not bound to this job", cgroup=cgroup.ref.path
+                )
+            pidfd.enter(cgroup, fds[0], request.pid)
+        return Done()
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def _anything_bound(self) -> bool:
+        self._find_bound()
+        return any(True for backend in self._fences for _ in self._open_bound(backend))
+
+    def _tidy(self) -> None:
+        home = self._roots.home()
+        if home is not None:
+            with home:
+                if home.ref.backend == "cgroup2":
+                    fence2.drop_anchor(home)
+                if home.made_as_home():
+                    home.remove()
+        if self._made:
+            simnode.remove(self._directory)
+
+
+def _check_mark(mark: str) -> None:
+    if not 0 < len(mark.encode()) <= MARK_LIMIT:
+        raise Violation(f"a mark of {len(mark)} characters")

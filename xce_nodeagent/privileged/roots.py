@@ -1,0 +1,333 @@
+"""Which cgroups the binder touches: those below its own roots, and of these only the free ones.
+
+The check is the binder's own, whatever the agent checked before: a path is split by its text,
+matched with the configured roots, and then walked by the kernel from the root's directory with
+openat2(2), which refuses every symbolic link and every way out. Never touched are a root itself,
+what is above a root, the cgroups in which the binder and the agent run and those above them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement
+from xce_nodeagent.model.plan import Backend, CgroupRef
+from xce_nodeagent.privileged.cgroup import HOME, Cgroup
+
+Where = Literal["home", "roots", "any"]
+
+_OPENAT2 = 437  # __NR_openat2, the same on every architecture (kernel 5.6)
+_RESOLVE = 0x1 | 0x2 | 0x4 | 0x8  # NO_XDEV | NO_MAGICLINKS | NO_SYMLINKS | BENEATH
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_TRIES = 16  # openat2 answers EAGAIN when something was renamed meanwhile
+_PATH_LIMIT = 4095  # PATH_MAX without its NUL
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+class Mount(NamedTuple):
+    """A mounted hierarchy. `root` is the cgroup that its mount point shows, usually `/`."""
+
+    backend: Backend
+    point: str
+    root: str
+    device: tuple[int, int]
+
+
+def mounts(mountinfo: str) -> tuple[Mount, ...]:
+    """Read the hierarchies that can fence devices from the text of /proc/self/mountinfo.
+
+    Fields 3, 4 and 5 are the device, the root and the mount point; after `-` come the type, the
+    source and the options (proc(5)). Space, tab, newline and backslash are written in octal.
+    """
+    found: list[Mount] = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(" "), right.split(" ", 2)
+        backend: Backend
+        if kind == "cgroup2":
+            backend = "cgroup2"
+        elif kind == "cgroup" and "devices" in options.split(","):
+            backend = "cgroup1"
+        else:
+            continue
+        major, _, minor = fields[2].partition(":")
+        device = (int(major), int(minor))
+        found.append(Mount(backend, _plain(fields[4]), _plain(fields[3]), device))
+    return tuple(found)
+
+
+def _plain(field: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def cgroups_of(proc_cgroup: str, mounted: Iterable[Mount]) -> frozenset[CgroupRef]:
+    """Give the cgroups of a process from the text of its /proc/PID/cgroup (cgroups(7))."""
+    found: set[CgroupRef] = set()
+    for line in proc_cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        backend: Backend
+        if not controllers:
+            backend = "cgroup2"
+        elif "devices" in controllers.split(","):
+            backend = "cgroup1"
+        else:
+            continue
+        for mount in mounted:
+            inside = _below(path, mount.root)
+            if mount.backend == backend and (inside is not None or path == mount.root):
+                whole = f"{mount.point}/{inside or ''}".rstrip("/")
+                found.add(CgroupRef(backend, whole))
+    return frozenset(found)
+
+
+def _below(path: str, root: str) -> str | None:
+    """Give the way from a root to a path strictly below it; None when it is not below."""
+    prefix = root.rstrip("/") + "/"
+    rest = path.removeprefix(prefix)
+    return rest if path.startswith(prefix) and rest else None
+
+
+def openat2(root: int, path: str) -> int:
+    """Open a folder below a folder, over no link of any kind, on the same file system."""
+    how = (ctypes.c_char * 24).from_buffer_copy(struct.pack("=QQQ", _DIRECTORY, 0, _RESOLVE))
+    name = path.encode()
+    for _ in range(_TRIES):
+        fd: int = _syscall(_OPENAT2, root, name, how, len(how))
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), path)
+
+
+class Roots:
+    """The home that the binder makes cgroups in, and the roots below which callers name theirs.
+
+    Roots are opened when they are first needed, and again when they were removed meanwhile: an
+    allowed root may be a unit that starts later. `own` are the cgroups of the agent and of its
+    helpers; the binder adds its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        home: CgroupRef | None,
+        roots: Iterable[CgroupRef] = (),
+        own: Iterable[CgroupRef] = (),
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._proc = proc
+        self._home = home
+        self._roots = tuple(roots)
+        self._every = (*self._roots, *((home,) if home else ()))
+        self._fds: dict[CgroupRef, int] = {}
+        inside = cgroups_of((proc / "self/cgroup").read_text("utf-8"), self._mounts())
+        self._own = frozenset(own) | inside
+
+    def close(self) -> None:
+        """Close the roots."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def _mounts(self) -> tuple[Mount, ...]:
+        return mounts((self._proc / "self/mountinfo").read_text("utf-8"))
+
+    # ---- the home ---------------------------------------------------------------------------
+
+    def make_home(self) -> None:
+        """Make the home if it is missing, and mark it as made by us."""
+        if self._home is None:
+            return
+        path = self._home.path
+        if any(path == mount.point for mount in self._mounts()):
+            raise BadConfig(
+                f"cgroup_root {path} is the root of its hierarchy: the jobs' home must be a"
+                " cgroup below it, such as a delegated unit's",
+                cgroup=path,
+            )
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise Enforcement(
+                f"cgroup {path}, the jobs' home, cannot be made: {error.strerror}; make the"
+                " cgroup above it, or set cgroup_root to a delegated one",
+                cgroup=path,
+            ) from error
+        else:
+            os.setxattr(path, HOME, b"1")
+        self._root_fd(self._home)
+
+    def home(self) -> Cgroup | None:
+        """Open the home; None when there is none. The caller closes it."""
+        if self._home is None:
+            return None
+        fd = os.dup(self._root_fd(self._home))
+        return Cgroup(self._home, fd, -1, self._home.path)  # the name is absolute
+
+    # ---- opening ----------------------------------------------------------------------------
+
+    def open(self, ref: CgroupRef, where: Where = "any") -> Cgroup:
+        """Open a cgroup below the home, the roots, or either.
+
+        Raises FileNotFoundError when there is none of that name, BadCgroup when it is not ours to
+        touch. The caller closes it.
+        """
+        root, inside = self._place(ref, where)
+        for again in (True, False):
+            parent = self._root_fd(root)
+            try:
+                return Cgroup(ref, openat2(parent, inside), parent, inside)
+            except FileNotFoundError:
+                # The root may have been removed and made again since it was opened.
+                if not again or os.fstat(parent).st_nlink:
+                    raise
+                os.close(self._fds.pop(root))
+            except OSError as error:
+                raise self._unusable(ref, error) from None
+        raise AssertionError  # the second round returns or raises
+
+    def make(self, ref: CgroupRef) -> tuple[Cgroup, bool]:
+        """Make a cgroup directly below the home, or open it when it is there; say which."""
+        root, inside = self._place(ref, "home")
+        if "/" in inside:
+            raise BadCgroup(
+                f"cgroup {ref.path}: the agent makes cgroups directly below {root.path} only",
+                cgroup=ref.path,
+            )
+        parent = self._root_fd(root)
+        made = True
+        try:
+            os.mkdir(inside, 0o755, dir_fd=parent)
+        except FileExistsError:
+            made = False
+        except FileNotFoundError:
+            os.close(self._fds.pop(root))
+            raise Enforcement(
+                f"cgroup {root.path}, the jobs' home, was removed: restart its unit, then retry",
+                cgroup=root.path,
+            ) from None
+        except OSError as error:
+            raise self._unusable(ref, error) from None
+        return self.open(ref, "home"), made
+
+    def _place(self, ref: CgroupRef, where: Where) -> tuple[CgroupRef, str]:
+        path = ref.path
+        parts = path.split("/")
+        if (
+            not path.startswith("/")
+            or len(path.encode()) > _PATH_LIMIT
+            or "\0" in path
+            or any(part in ("", ".", "..") for part in parts[1:])
+        ):
+            raise BadCgroup(
+                f"cgroup {path[:200]!r}: expected an absolute path without '.', '..', '//' and NUL",
+                cgroup=path[:200],
+            )
+        for root in self._every:
+            if root.backend == ref.backend and (path == root.path or _below(root.path, path)):
+                raise BadCgroup(
+                    f"cgroup {path} is, or is above, {root.path}, one of the agent's roots: name"
+                    " a cgroup below it",
+                    cgroup=path,
+                )
+        for own in self._own:
+            if own.backend == ref.backend and (path == own.path or _below(own.path, path)):
+                raise BadCgroup(
+                    f"cgroup {path}: the agent or its helpers run in it: name another one",
+                    cgroup=path,
+                )
+        candidates = {"home": (self._home,), "roots": self._roots, "any": self._every}[where]
+        below = [
+            (len(root.path), root, inside)
+            for root in candidates
+            if root and root.backend == ref.backend and (inside := _below(path, root.path))
+        ]
+        if not below:
+            names = ", ".join(root.path for root in candidates if root) or "none is configured"
+            raise BadCgroup(
+                f"cgroup {path} is not below an allowed root ({names}): name one that is, or add"
+                " its root to cgroup_allowed_roots",
+                cgroup=path,
+            )
+        # From the outermost root, so that `check_free` sees every ancestor that can be bound.
+        _, root, inside = min(below)
+        return root, inside
+
+    def _root_fd(self, root: CgroupRef) -> int:
+        if root in self._fds:
+            return self._fds[root]
+        try:
+            fd = os.open(root.path, _DIRECTORY)
+        except OSError as error:
+            raise BadCgroup(
+                f"{root.path}, a configured root of cgroups: {error.strerror}", cgroup=root.path
+            ) from None
+        number = os.fstat(fd).st_dev
+        device = (os.major(number), os.minor(number))
+        if not any(m.device == device and m.backend == root.backend for m in self._mounts()):
+            os.close(fd)
+            kind = "a cgroup of v2" if root.backend == "cgroup2" else "a v1 devices cgroup"
+            raise BadCgroup(
+                f"{root.path}, a configured root of cgroups, is not {kind}", cgroup=root.path
+            )
+        self._fds[root] = fd
+        return fd
+
+    @staticmethod
+    def _unusable(ref: CgroupRef, error: OSError) -> BadCgroup:
+        why = {
+            errno.ELOOP: "it goes over a symbolic link: name it without links",
+            errno.EXDEV: "it leads out of its root",
+            errno.ENOTDIR: "it is not a cgroup",
+        }.get(error.errno or 0, error.strerror)
+        return BadCgroup(f"cgroup {ref.path}: {why}", cgroup=ref.path)
+
+    # ---- taking -----------------------------------------------------------------------------
+
+    def check_free(self, cgroup: Cgroup, *, populated: bool) -> None:
+        """Raise BadCgroup unless the cgroup can be bound anew.
+
+        It must not be below or above a bound one, and have no process in it or below it unless
+        `populated` allows that.
+        """
+        path = cgroup.ref.path
+        parts = cgroup.name.split("/")
+        above = path.removesuffix(cgroup.name)
+        for depth in range(1, len(parts)):
+            inside = "/".join(parts[:depth])
+            ref = CgroupRef(cgroup.ref.backend, above + inside)
+            with Cgroup(ref, openat2(cgroup.parent, inside), cgroup.parent, inside) as ancestor:
+                if ancestor.mark() is not None:
+                    raise BadCgroup(
+                        f"cgroup {path} is below {ref.path}, which is bound: release that first",
+                        cgroup=path,
+                        bound=ref.path,
+                    )
+        for below in cgroup.descendants():
+            if below.mark() is not None:
+                raise BadCgroup(
+                    f"cgroup {path} is above {below.ref.path}, which is bound: release that first",
+                    cgroup=path,
+                    bound=below.ref.path,
+                )
+        if not populated and cgroup.populated():
+            raise BadCgroup(
+                f"cgroup {path} has processes in it: a cgroup is bound before its first process"
+                " enters, or with --adopt",
+                cgroup=path,
+                pids=list(cgroup.pids()),
+            )
