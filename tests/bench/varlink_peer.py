@@ -54,10 +54,10 @@ class NodeAgent(VarlinkInterface, name="io.xce.NodeAgent"):
     def Prepare(  # noqa: N802  # the name on the wire
         self,
         *,
-        job: str,  # noqa: ARG002  # the library decodes it, and that is what is measured
-        attempt: str,  # noqa: ARG002  # the same
-        instances: list[str],  # noqa: ARG002  # the same
-        ports: list[PortAsk] | None = None,  # noqa: ARG002  # the same
+        job: str,  # the library decodes it, and that is what is measured
+        attempt: str,  # the same
+        instances: list[str],  # the same
+        ports: list[PortAsk] | None = None,  # the same
     ) -> Prepared:
         """Answer."""
         return self.answer
