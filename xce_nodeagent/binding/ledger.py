@@ -61,6 +61,7 @@ class Ledger:
         self.book = Book()
         self.boots: dict[Key, str] = {}
         self.written = 0
+        self.on_write: Callable[[], None] = lambda: None
         self._notes: list[tuple[float, Event]] = []
         self._clock = clock
         self._rows: dict[Key, list[int]] = {}
@@ -172,6 +173,7 @@ class Ledger:
         self.written += len(rows)
         for (_, event), seq in zip(events, rows, strict=True):
             self._take_row(event, seq)
+        self.on_write()
 
     def hardware(self) -> tuple[dict[str, Seen], int]:
         """Give what was remembered of the instances, and the N of the last generation."""

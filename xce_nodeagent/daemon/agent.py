@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from xce_nodeagent.binding import answer
 from xce_nodeagent.binding.lifecycle import Lifecycle
@@ -28,7 +28,7 @@ class Agent:
         survey: Survey,
         *,
         prepare_uids: frozenset[int],
-        examine: Callable[[], tuple[wire.Check, ...]],
+        examine: Callable[[], Awaitable[tuple[wire.Check, ...]]],
     ) -> None:
         self._lifecycle = lifecycle
         self._survey = survey
@@ -120,4 +120,4 @@ class Agent:
 
     async def doctor(self, peer: Peer) -> wire.Checks:
         """Look at everything that the agent depends on."""
-        return wire.Checks(checks=self._examine())
+        return wire.Checks(checks=await self._examine())

@@ -1,0 +1,182 @@
+"""`xce-nodeagent run`: the composition root, in the order that privilege demands.
+
+    read the configuration, every fault told            nothing is touched yet
+    make the folders, start the supervisor              as root, when run by hand
+    import everything, look at the hardware once        only root may read the interpreter
+    become the agent's user, drop every capability
+    install the filter: no fork, no exec, for ever
+    open the ledger and the socket, greet the helpers, serve
+
+Under systemd the agent is not root and finds the helpers' supervisor at its socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from xce_nodeagent.daemon.account import Places, claim, load, make_folders, places
+from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.model.config import Config
+
+if TYPE_CHECKING:
+    from xce_nodeagent.binding.supply import Dial
+
+log = logging.getLogger(__name__)
+
+SIMULATED_PORTS = (20_000, 20_999)
+"""The range of `--simulate` where none is configured."""
+
+
+def main(*, config: str | None, simulate: str, verbose: int) -> int:
+    """Run the agent until a signal ends it; give the exit status. Raises AgentError at the start.
+
+    `config` is the file's path, None for the default; `simulate` names a profile whose instances
+    are added to the real ones.
+    """
+    where = places(os.environ, config)
+    settings = with_simulation(load(where), simulate)
+    _log_to_stderr(verbose)
+    return _run(settings, where, simulate)
+
+
+def with_simulation(config: Config, profile: str) -> Config:
+    """Give the configuration as `--simulate` changes it."""
+    profile = profile or config.simulate.profile
+    if not profile:
+        return config
+    ports = config.ports
+    if ports.range is None:
+        ports = structs.replace(ports, range=SIMULATED_PORTS)
+    return structs.replace(
+        config, ports=ports, simulate=structs.replace(config.simulate, profile=profile)
+    )
+
+
+def _run(config: Config, where: Places, simulate: str) -> int:
+    from xce_nodeagent.binding import supply  # noqa: PLC0415  # after the faults of the config
+    from xce_nodeagent.privileged import credential, seccomp  # noqa: PLC0415
+
+    identity = None
+    sock = helpers_socket(where)
+    if os.geteuid() == 0:
+        identity = credential.account(config.agent.user, credential.AGENT_UID)
+        if identity.uid == credential.AGENT_UID:
+            log.info("there is no account %s: running as uid %d", config.agent.user, identity.uid)
+        make_folders(where, identity.uid, identity.gid)
+        dial: Dial = supply.inherited(_start_supervisor(where, simulate))
+    else:
+        make_folders_of_own(where)
+        if _is_socket(sock):
+            dial = supply.listening(str(sock))
+        else:
+            dial = supply.inherited(_start_supervisor(where, simulate))
+    # From here to the filter, everything that the agent will ever need is imported and read.
+    from xce_nodeagent import discovery  # noqa: PLC0415
+    from xce_nodeagent.daemon import loop, server  # noqa: PLC0415
+    from xce_nodeagent.daemon.notify import Notifier  # noqa: PLC0415
+    from xce_nodeagent.host import Host, udev  # noqa: PLC0415
+    from xce_nodeagent.providers import all_providers  # noqa: PLC0415
+
+    host = Host(
+        simulate=config.simulate.profile,
+        device_directory=config.simulate.device_directory,
+        port_range=config.ports.range,
+    )
+    providers = all_providers()
+    # A scan imports what it needs as it goes. This one is for that; no helper is asked yet.
+    host.probe = lambda _: ("not_yet", "the agent is starting", {})
+    discovery.scan(host, providers)
+    notifier = Notifier(os.environ)
+    try:
+        monitor = udev.Monitor()
+    except OSError as error:
+        monitor = None
+        log.warning("changes of the hardware are not seen by themselves: %s", error)
+    credential.assume(identity)
+    seccomp.install(seccomp.AGENT)
+    claimed = claim(where)
+    try:
+        listener = server.listen(str(where.socket))
+        own_uid = os.geteuid()
+        return loop.run(
+            lambda: loop.Daemon(
+                config=config,
+                where=where,
+                dial=dial,
+                listener=listener,
+                host=host,
+                providers=providers,
+                notifier=notifier,
+                monitor=monitor,
+                own_uid=own_uid,
+            )
+        )
+    finally:
+        notifier.close()
+        os.close(claimed)
+
+
+def helpers_socket(where: Places) -> Path:
+    """Give the path of the supervisor's socket: in a folder beside ours that only root writes."""
+    return Path(f"{where.runtime}-helpers") / "helpers.sock"
+
+
+def make_folders_of_own(where: Places) -> None:
+    """Make the folders as a plain user, where they are not there yet."""
+    for folder, mode in ((where.runtime, 0o755), (where.state, 0o700)):
+        try:
+            folder.mkdir(mode, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadConfig(
+                f"{folder}: cannot be made: {error.strerror}; run as root, or set"
+                " XCE_NODEAGENT_RUNTIME_DIR and XCE_NODEAGENT_STATE_DIR to folders of your own"
+            ) from None
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _start_supervisor(where: Places, simulate: str) -> socket.socket:
+    """Start the supervisor with one end of a pair of sockets; give the other end.
+
+    This is before the filter: the last program that the agent ever starts.
+    """
+    from xce_nodeagent.privileged.channel import pair  # noqa: PLC0415
+
+    ours, theirs = pair()
+    with theirs:
+        os.set_inheritable(theirs.fileno(), True)  # noqa: FBT003  # the standard library's own
+        arguments = [sys.executable, "-m", "xce_nodeagent.daemon.helpers", "--fd"]
+        arguments += [str(theirs.fileno()), "--folder", str(helpers_socket(where).parent)]
+        arguments += ["--config", where.config] if where.named else []
+        arguments += ["--simulate", simulate] if simulate else []
+        try:
+            os.posix_spawn(sys.executable, arguments, os.environ)
+        except OSError as error:
+            ours.close()
+            raise BadConfig(f"the helpers' supervisor cannot be started: {error}") from None
+    return ours
+
+
+def _log_to_stderr(verbose: int) -> None:
+    """Log to stderr. Under systemd the journal adds the time; at a terminal we do."""
+    time = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format=f"{time}xce-nodeagent: %(levelname)s: %(message)s",
+        stream=sys.stderr,
+    )
+    # asyncio's debug lines tell nothing of ours.
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,0 +1,186 @@
+"""The helpers' supervisor as a program: `python -m xce_nodeagent.daemon.helpers`.
+
+It reads the configuration by itself, so that it need not believe the agent; what it makes of it
+are the roles: what each helper answers, who it is, and what it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from xce_nodeagent.daemon.account import load, places
+from xce_nodeagent.errors import AgentError, BadConfig
+from xce_nodeagent.model.config import Config
+from xce_nodeagent.model.instance import DeviceNode
+from xce_nodeagent.model.plan import Backend, CgroupRef
+from xce_nodeagent.privileged import credential, lock, ops, seccomp
+from xce_nodeagent.privileged.binder import Binder
+from xce_nodeagent.privileged.capability import Capability
+from xce_nodeagent.privileged.door import Inherited, Listening
+from xce_nodeagent.privileged.notify import Notify
+from xce_nodeagent.privileged.prober import Prober
+from xce_nodeagent.privileged.role import Role
+from xce_nodeagent.privileged.roots import Mount, mounts
+from xce_nodeagent.privileged.serve import Log, Work, log_to_stderr
+from xce_nodeagent.privileged.supervisor import Door, Supervisor
+from xce_nodeagent.privileged.title import set_title
+from xce_nodeagent.privileged.witness import Witness
+
+JOBS_UNIT = "xce-nodeagent-jobs.service"
+OWN_HOME = "xce-nodeagent"
+LOCK_PATIENCE = 5.0
+"""Seconds within which a former binder must have ended after it was killed."""
+
+_BINDER = frozenset(
+    {
+        Capability.SYS_ADMIN,  # programs and maps by their ids, `trusted.` attributes
+        Capability.NET_ADMIN,  # asking which programs are attached
+        Capability.BPF,
+        Capability.PERFMON,  # a program with a loop
+        Capability.DAC_OVERRIDE,  # cgroups that were delegated to another user
+    }
+)
+_WITNESS = frozenset({Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the supervisor until its agent has gone (`--fd`), or until a signal (`--socket`)."""
+    asked = _parser().parse_args(arguments)
+    log = log_to_stderr("xce-helpers")
+    try:
+        return _run(asked, log)
+    except AgentError as error:
+        log(error.message)
+        return error.exit_status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="xce-nodeagent-helpers", description=main.__doc__)
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--fd", type=int, help="the agent's end, inherited")
+    way.add_argument("--socket", action="store_true", help="wait for the agent at helpers.sock")
+    parser.add_argument("--folder", required=True, help="for helpers.sock and binder.lock")
+    parser.add_argument("--config", help="the configuration file")
+    parser.add_argument("--simulate", default="", help="a profile, as `xce-nodeagent run` has it")
+    return parser
+
+
+def _run(asked: argparse.Namespace, log: Log) -> int:
+    set_title("xce-helpers")
+    config = load(places(os.environ, asked.config))
+    root = os.geteuid() == 0
+    folder = Path(asked.folder)
+    if root:
+        folder.mkdir(0o755, parents=True, exist_ok=True)
+    mounted = mounts(Path("/proc/self/mountinfo").read_text("utf-8"))
+    home = jobs_home(config, mounted)
+    profile = asked.simulate or config.simulate.profile
+    nodes = _simulated_nodes(profile, config) if profile and root else ()
+    roles = _roles(
+        config, home, mounted, nodes, lock_path=str(folder / "binder.lock") if root else ""
+    )
+    door: Door
+    if asked.socket:
+        uid = credential.account(config.agent.user, credential.AGENT_UID).uid if root else None
+        door = Listening(str(folder / "helpers.sock"), os.geteuid() if uid is None else uid, log)
+    else:
+        door = Inherited(asked.fd)
+    notify = Notify(os.environ) if asked.socket else Notify({})
+    return Supervisor(roles, door, log, notify=notify, watchdog=notify.watchdog).run()
+
+
+def jobs_home(config: Config, mounted: Sequence[Mount]) -> CgroupRef | None:
+    """Give the cgroup in which the jobs' own cgroups are made.
+
+    What the configuration says; else the jobs' unit, if it runs; else a place of our own in the
+    first hierarchy of v2, else of v1. None where there is neither.
+    """
+    if config.agent.cgroup_root:
+        found = _on(config.agent.cgroup_root, mounted)
+        if found is None:
+            there = ", ".join(mount.point for mount in mounted) or "none is mounted"
+            raise BadConfig(
+                f"[agent] cgroup_root = '{config.agent.cgroup_root}': expected a path below a"
+                f" cgroup hierarchy that can fence devices ({there})"
+            )
+        return found
+    for mount in sorted(mounted, key=lambda m: m.backend != "cgroup2"):
+        for unit in (f"system.slice/{JOBS_UNIT}", f"xce.slice/{JOBS_UNIT}"):
+            if os.path.isdir(f"{mount.point}/{unit}"):
+                return CgroupRef(mount.backend, f"{mount.point}/{unit}")
+    order: tuple[Backend, ...] = ("cgroup2", "cgroup1")
+    for backend in order:
+        for mount in mounted:
+            if mount.backend == backend:
+                return CgroupRef(backend, f"{mount.point}/{OWN_HOME}")
+    return None
+
+
+def _on(path: str, mounted: Sequence[Mount]) -> CgroupRef | None:
+    below = [mount for mount in mounted if path.startswith(mount.point.rstrip("/") + "/")]
+    if not below:
+        return None
+    # Of nested mounts (hybrid hosts mount v2 below a tmpfs) the innermost is meant.
+    return CgroupRef(max(below, key=lambda mount: len(mount.point)).backend, path)
+
+
+def _simulated_nodes(profile: str, config: Config) -> tuple[DeviceNode, ...]:
+    from xce_nodeagent.host import Host  # noqa: PLC0415  # only where something is simulated
+    from xce_nodeagent.providers import simulated  # noqa: PLC0415
+
+    directory = config.simulate.device_directory
+    return simulated.nodes(Host(simulate=profile, device_directory=directory))
+
+
+def _roles(
+    config: Config,
+    home: CgroupRef | None,
+    mounted: Sequence[Mount],
+    nodes: Sequence[DeviceNode],
+    *,
+    lock_path: str,
+) -> Mapping[ops.Role, Role]:
+    roots = [_on(path, mounted) for path in config.agent.cgroup_allowed_roots]
+    root = os.geteuid() == 0
+
+    def binder(_: Log) -> Work:
+        return Binder(
+            home=home,
+            roots=[found for found in roots if found is not None],
+            take_lock=lambda: lock.take(lock_path, LOCK_PATIENCE) if lock_path else None,
+            simulated=nodes,
+            device_directory=config.simulate.device_directory,
+        )
+
+    def prober(_: Log) -> Work:
+        from xce_nodeagent.host import nvml  # noqa: PLC0415  # in the prober alone
+
+        return Prober(nvml.probe)
+
+    def witness(_: Log) -> Work:
+        return Witness()
+
+    simulating = frozenset({Capability.MKNOD}) if nodes else frozenset()
+    probing = credential.account("xce-prober", credential.PROBER_UID, credential.device_groups())
+    witnessing = credential.Identity(credential.WITNESS_UID, credential.WITNESS_UID)
+    roles = (
+        Role("binder", ops.BinderRequest, binder, seccomp.BINDER, None, _BINDER | simulating),
+        Role("prober", ops.ProberRequest, prober, seccomp.PROBER, probing if root else None),
+        Role(
+            "witness",
+            ops.WitnessRequest,
+            witness,
+            seccomp.WITNESS,
+            witnessing if root else None,
+            _WITNESS,
+        ),
+    )
+    return {role.name: role for role in roles}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

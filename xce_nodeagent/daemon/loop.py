@@ -1,0 +1,344 @@
+"""The agent's life between the first helper and the last signal: composition of what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from xce_nodeagent import __version__
+from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.helper import Helper
+from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
+from xce_nodeagent.binding.lifecycle import Lifecycle
+from xce_nodeagent.binding.planner import Site
+from xce_nodeagent.binding.recovery import recover
+from xce_nodeagent.binding.supply import Dial, Supply
+from xce_nodeagent.daemon import doctor
+from xce_nodeagent.daemon.account import Places
+from xce_nodeagent.daemon.agent import Agent
+from xce_nodeagent.daemon.notify import Notifier
+from xce_nodeagent.daemon.selector import Placement
+from xce_nodeagent.daemon.server import Limits, Server
+from xce_nodeagent.daemon.survey import Survey
+from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.host import Host
+from xce_nodeagent.host import cgroup as host_cgroup
+from xce_nodeagent.host.udev import Monitor
+from xce_nodeagent.model.config import Config
+from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.plan import CgroupRef
+from xce_nodeagent.model.rule import Device
+from xce_nodeagent.model.wire import Check
+from xce_nodeagent.privileged.ops import (
+    BinderAnswer,
+    Manage,
+    Probe,
+    ProberAnswer,
+    Take,
+    Taken,
+    WitnessAnswer,
+)
+from xce_nodeagent.provider import Divides, Provider
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.1
+"""How long events of the hardware are collected before it is looked at again."""
+
+RETRY_SECONDS = 5.0
+"""How soon it is looked again when a provider said `not_yet`: an event may not come."""
+
+MAINTAIN_SECONDS = 10.0
+"""How long after a commit the log is folded in, if enough came together."""
+
+
+class Daemon:
+    """Everything that runs, wired together. It owns nothing that outlives `run`."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        where: Places,
+        dial: Dial,
+        listener: socket.socket,
+        host: Host,
+        providers: Sequence[Provider],
+        notifier: Notifier,
+        monitor: Monitor | None,
+        own_uid: int,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._host = host
+        self._providers = {provider.name: provider for provider in providers}
+        self._notifier = notifier
+        self._monitor = monitor
+        self._managed: tuple[Device, ...] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._maintenance: asyncio.TimerHandle | None = None
+        self._rescan: asyncio.TimerHandle | None = None
+        self._stop = asyncio.Event()
+        self._fatal = ""
+        self.ledger = Ledger(where.state / "ledger.db", host.boot_id(), time.time)
+        self._supply = Supply(dial)
+        self.binder = Helper(
+            "binder",
+            self._supply,
+            BinderAnswer,
+            greeting=self._greeting,
+            unavailable=Enforcement,
+        )
+        self.prober = Helper("prober", self._supply, ProberAnswer, deadline=65.0)
+        self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
+        enforced = config.agent.enforcement != "off"
+        self._executor = Executor(self.binder if enforced else None)
+        self.survey = Survey(
+            host,
+            providers,
+            self.ledger,
+            node=config.agent.node,
+            prepare_host=self._probe,
+            fence=self._fence,
+        )
+        self._mounted = host_cgroup.mounts(host.read("/proc/self/mountinfo") or "")
+        self._prepare_uids = frozenset({0, own_uid, *config.access.prepare_uids})
+
+    # ---- helpers ----------------------------------------------------------------------------
+
+    def _greeting(self) -> tuple[Any, ...]:
+        known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup())]
+        managed = () if self._managed is None else (Manage(self._managed),)
+        return (Take(tuple(known)), *managed)
+
+    @property
+    def taken(self) -> Taken | None:
+        """What the live binder said of itself when it took over."""
+        greeted = self.binder.greeted
+        return greeted[0] if greeted and isinstance(greeted[0], Taken) else None
+
+    async def _fence(self, devices: frozenset[Device]) -> None:
+        """Tell the binder what is managed: the inventory's, and what live bindings were granted.
+
+        A card that fell off the bus is in no inventory, and stays fenced while a job has it.
+        """
+        granted = {rule.device for binding in self.ledger.book for rule in binding.plan.grants()}
+        self._managed = tuple(sorted(devices | granted))
+        if self._config.agent.enforcement == "off":
+            return
+        try:
+            await self.binder.call(Manage(self._managed))
+        except Enforcement:
+            if self._config.agent.enforcement == "required":
+                raise
+            log.warning("devices are not fenced: the binder cannot manage them")
+
+    async def _probe(self) -> None:
+        """Ask the prober what vendors' libraries know, for the scan that comes next."""
+        try:
+            answer = await self.prober.call(Probe("nvidia"))
+            found = (answer.state, answer.reason, answer.facts)
+        except AgentError as error:
+            found = ("error", f"the prober does not answer: {error.message}", {})
+        self._host.probe = lambda _: found
+
+    # ---- the run ----------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Start, serve until a signal, stop; give the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._look_again)
+        self._beat()
+        try:
+            lifecycle = await self._start()
+            server = self._serve(lifecycle)
+            try:
+                await self._stop.wait()
+            finally:
+                self._notifier.send("STOPPING=1")
+                log.info("stopping")
+                await server.close()
+                await lifecycle.close()
+        finally:
+            await self._close()
+        return 0
+
+    async def _start(self) -> Lifecycle:
+        policy = self._config.agent.enforcement
+        home: CgroupRef | None = None
+        if policy != "off":
+            await self.binder.start()
+            home = self.taken.home if self.taken else None
+        lifecycle = Lifecycle(
+            ledger=self.ledger,
+            executor=self._executor,
+            site=Site(
+                policy=policy,
+                home=home,
+                roots=self._config.agent.cgroup_allowed_roots,
+                visible=self._config.environment.visible_devices,
+            ),
+            providers=self._providers,
+            selector=Placement(),
+            inventory=self._inventory,
+            in_use=self._in_use,
+            mounted=self._mounted,
+            clock=time.time,
+        )
+        self._lifecycle = lifecycle
+        await self.survey.refresh()
+        counts = await recover(self.ledger, self._executor, lifecycle)
+        if counts:
+            text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+            log.info("bindings after the start: %s", text)
+        return lifecycle
+
+    def _serve(self, lifecycle: Lifecycle) -> Server:
+        self.agent = Agent(
+            lifecycle,
+            self.survey,
+            prepare_uids=self._prepare_uids,
+            examine=self._examine,
+        )
+        self.ledger.on_write = self._maintain_later
+        server = Server(self.agent, self._listener, version=__version__, limits=Limits())
+        server.start()
+        self._watch()
+        if self._unfinished():
+            self._rescan_in(RETRY_SECONDS)
+        inventory = self._inventory()
+        state = f"{len(inventory.instances)} instances, {len(self.ledger.book.live)} bindings"
+        self._notifier.send("READY=1", f"STATUS={state}")
+        log.info("serving: %s", state)
+        return server
+
+    async def _close(self) -> None:
+        for timer in (self._maintenance, self._rescan, self._heart):
+            if timer is not None:
+                timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for helper in (self.binder, self.prober, self.witness):
+            helper.close()
+        self._supply.close()
+        with contextlib.suppress(Enforcement):
+            self.ledger.close()
+
+    # ---- what the layers below ask for ------------------------------------------------------
+
+    def _inventory(self) -> Any:
+        return self.agent.inventory() if hasattr(self, "agent") else self.survey.current
+
+    def _in_use(self, instance: Instance) -> frozenset[int]:
+        provider = self._providers[instance.provider]
+        if not isinstance(provider, Divides):
+            return frozenset()
+        return provider.in_use(self._host, instance)
+
+    # ---- the hardware changes ---------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if self._monitor is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._monitor.fileno(), self._event, self._monitor)
+
+    def _event(self, monitor: Monitor) -> None:
+        if monitor.drain():
+            self._rescan_in(SETTLE_SECONDS)
+
+    def _look_again(self) -> None:
+        self._rescan_in(0)
+
+    def _rescan_in(self, seconds: float) -> None:
+        if self._rescan is None:
+            loop = asyncio.get_running_loop()
+            self._rescan = loop.call_later(seconds, self._scan_now)
+
+    def _scan_now(self) -> None:
+        self._rescan = None
+        self._spawn(self._scan())
+
+    async def _scan(self) -> None:
+        self._host.held_ports = frozenset(self.ledger.book.ports_held())
+        try:
+            await self.survey.refresh()
+        except AgentError as error:
+            log.error("the hardware cannot be looked at: %s", error.message)
+        if self._unfinished():
+            self._rescan_in(RETRY_SECONDS)
+
+    def _unfinished(self) -> bool:
+        current = self.survey.current
+        return current is None or any(p.state == "not_yet" for p in current.problems)
+
+    # ---- small duties -----------------------------------------------------------------------
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _beat(self) -> None:
+        self._heart: asyncio.TimerHandle | None = None
+        if seconds := self._notifier.watchdog_seconds:
+            self._notifier.send("WATCHDOG=1")
+            self._heart = asyncio.get_running_loop().call_later(seconds, self._beat)
+
+    def _maintain_later(self) -> None:
+        if self._maintenance is None and self.ledger.written >= CHECKPOINT_AFTER:
+            loop = asyncio.get_running_loop()
+            self._maintenance = loop.call_later(MAINTAIN_SECONDS, self._maintain_now)
+
+    def _maintain_now(self) -> None:
+        self._maintenance = None
+        self._spawn(self._maintain())
+
+    async def _maintain(self) -> None:
+        before = time.time() - self._config.agent.attempt_memory_seconds
+        try:
+            self.ledger.prune(before)
+            await asyncio.to_thread(self.ledger.checkpoint)
+        except Enforcement as error:
+            log.error("%s", error.message)
+
+    # ---- doctor -----------------------------------------------------------------------------
+
+    async def _examine(self) -> tuple[Check, ...]:
+        faults: dict[str, str] = {}
+        for binding in self.ledger.book:
+            if binding.state != "bound":
+                continue
+            try:
+                verified = await self._executor.verify(binding)
+            except AgentError as error:
+                faults[binding.job] = error.message
+                continue
+            if verified.state in ("gone", "differs"):
+                faults[binding.job] = verified.fault or "its cgroup is gone"
+        everybody = (self.binder, self.prober, self.witness)
+        restarts: dict[str, int] = {helper.role: helper.restarts for helper in everybody}
+        return (
+            doctor.enforcement(self._config, self.taken),
+            doctor.helpers(restarts),
+            *doctor.discovery(self.survey.current),
+            *doctor.bindings(self.ledger.book, faults),
+        )
+
+
+def run(make: Callable[[], Daemon]) -> int:
+    """Run a daemon in an event loop of its own."""
+
+    async def main() -> int:
+        return await make().run()
+
+    return asyncio.run(main())
