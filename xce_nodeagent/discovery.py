@@ -77,18 +77,26 @@ def _ask(provider: Provider, host: Host) -> Found:
 
 
 def _as_before(name: str, previous: Inventory | None, found: Found) -> Found:
-    """Keep what the provider found the last time; what it found now in spite of all is newer."""
+    """Keep what the provider found the last time, and add what it found now in spite of all.
+
+    Without its driver a card is known by its PCI address alone: it is the one known before.
+    """
     if previous is None:
         return found
-    fresh = {instance.id for instance in found.instances}
     kept = tuple(
         structs.replace(instance, drained=False, held_by=None)
         for instance in previous.instances
-        if instance.provider == name and instance.id not in fresh
+        if instance.provider == name
+    )
+    known = {one.id for one in kept} | {one.text("pci_address") for one in kept}
+    more = tuple(
+        one
+        for one in found.instances
+        if one.id not in known and one.text("pci_address") not in known
     )
     return structs.replace(
         found,
-        instances=found.instances + kept,
+        instances=kept + more,
         control=found.control or previous.control.get(name, ()),
     )
 

@@ -26,6 +26,7 @@ NLM_F_REQUEST, NLM_F_DUMP = 0x001, 0x300  # linux/netlink.h
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 _HEADER = struct.Struct("=IH")  # the start of struct nlmsghdr: length, type
 _PATIENCE_S = 1.0
+_MODULES = ("pyroute2.netlink.rtnl.rtmsg", "pyroute2.netlink.rtnl.ifinfmsg")
 
 
 class Link(Struct, frozen=True):
@@ -102,7 +103,17 @@ def _dump(opened: socket.socket, kind: Any, request: int) -> Iterator[Any]:
 
 
 def _classes() -> tuple[Any, Any]:
-    """Import pyroute2's classes for routes and links, without its package's own imports.
+    """Give pyroute2's classes for routes and links; they are imported the first time."""
+    for name in _MODULES:
+        if name not in sys.modules:
+            _import()
+            break
+    routes, links = (sys.modules[name] for name in _MODULES)
+    return routes.rtmsg, links.ifinfmsg
+
+
+def _import() -> None:
+    """Import the two modules without their package's own imports.
 
     For the time of the import an empty package stands in its place. Whoever imports pyroute2
     later gets the real one, which finds these modules as they are.
@@ -116,9 +127,8 @@ def _classes() -> tuple[Any, Any]:
         package.__path__ = list(spec.submodule_search_locations)
         sys.modules["pyroute2"] = package
     try:
-        routes = importlib.import_module("pyroute2.netlink.rtnl.rtmsg")
-        links = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg")
+        for name in _MODULES:
+            importlib.import_module(name)
     finally:
         if stand_in:
             del sys.modules["pyroute2"]
-    return routes.rtmsg, links.ifinfmsg

@@ -11,8 +11,9 @@ from xce_nodeagent.host.machine import Host
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
-_PLACED_CLASSES = frozenset({0x02, 0x03, 0x0B, 0x12})
+_PLACED = frozenset({0x02, 0x03, 0x0B, 0x12})
 """PCI base classes that placement is about: network, display, processor (Xeon Phi), accelerator."""
+_INFINIBAND = 0x0C06  # "serial bus controller, InfiniBand", as the cards of QLogic say
 
 
 def read(host: Host) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _numa_node(host: Host, number: int) -> dict[str, Any]:
 def _pci(host: Host) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for address, code in pci.functions(host).items():
-        if code >> 16 not in _PLACED_CLASSES:
+        if code >> 16 not in _PLACED and code >> 8 != _INFINIBAND:
             continue
         place = pci.place(host, f"/sys/bus/pci/devices/{address}")
         if place is None:

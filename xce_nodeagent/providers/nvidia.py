@@ -21,6 +21,7 @@ from xce_nodeagent.provider import Found, Grant, Provider
 _VENDOR = 0x10DE
 _CLASSES = frozenset({0x0300, 0x0302})  # VGA controller, 3D controller
 _MAJOR = 195  # of /dev/nvidia* (kernel: admin-guide/devices.txt)
+_UNBOUND = "no driver is bound to it"
 _COPIED = ("memory_bytes", "compute_capability")
 
 
@@ -52,7 +53,11 @@ class Nvidia:
             shown = ", ".join(cards[:8])
             reason = f"{len(cards)} NVIDIA cards on PCI ({shown}), but {reason}"
             state = "error"
-        return Found(state=_STATES.get(state, "error"), reason=reason)
+        return Found(
+            state=_STATES.get(state, "error"),
+            reason=reason,
+            instances=tuple(_instances(host, {"devices": []}, cards, _Nodes(host))),
+        )
 
     def plan(self, grant: Grant) -> Plan:
         """Allow the cards' nodes and the control nodes, and name the cards to CUDA."""
@@ -79,9 +84,13 @@ def _instances(
     devices = {
         device["pci_address"]: device for device in facts["devices"] if "pci_address" in device
     }
-    # A card that NVML has lost is still on the bus, or the driver still knows it.
+    # A card that the library does not report is on the bus all the same, and is not to be used.
     for address in cards:
-        devices.setdefault(address, {"pci_address": address, "lost": "NVML does not report it"})
+        if address not in devices:
+            bound = host.real(f"/sys/bus/pci/devices/{address}/driver")
+            why = f"it is bound to the driver {bound.rpartition('/')[2]}" if bound else _UNBOUND
+            lost = f"the NVIDIA library does not report it; {why}"
+            devices[address] = {"pci_address": address, "lost": lost}
     order = sorted(devices, key=lambda address: address.rjust(16, "0"))
     for index, address in enumerate(order):
         yield from _card(host, facts, devices[address], index, nodes)
@@ -99,7 +108,7 @@ def _card(
         "index": index,
         **{name: device[name] for name in _COPIED if name in device},
     }
-    if name := device.get("name") or told.get("Model"):
+    if name := device.get("name") or told.get("Model") or _number_of(host, address):
         attributes["model"] = name
     if identity:
         attributes["uuid"] = identity
@@ -198,6 +207,12 @@ def _told_by_driver(host: Host, address: str) -> dict[str, str]:
     text = host.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
     pairs = (line.partition(":") for line in text.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _number_of(host: Host, address: str) -> str:
+    """Give the PCI ids, for a card whose name nobody tells."""
+    device = pci.identifier(host, address, "device")
+    return "" if device is None else f"{_VENDOR:04x}:{device:04x}"
 
 
 def _whole(text: str) -> int | None:
