@@ -309,13 +309,13 @@ def choose_ports(
             total=total,
         )
     closed = {*held, *in_use, *taken}
-    free = [port for part in parts for port in part if port not in closed] if wanted else []
-    if wanted > len(free):
+    left = total - sum(any(port in part for part in parts) for port in closed) if wanted else 0
+    if wanted > left:
         raise NoFitNow(
-            f"{wanted} ports wanted, but only {len(free)} of {total} can be had now:"
+            f"{wanted} ports wanted, but only {left} of {total} can be had now:"
             f" {len(set(held))} are held, {len(set(in_use) - set(held))} have a foreign listener",
             wanted=wanted,
-            free=len(free),
+            free=left,
             total=total,
         )
     given: list[tuple[int, str]] = []
@@ -323,10 +323,9 @@ def choose_ports(
         if ask.port is not None:
             given.append((ask.port, ask.name or ""))
         else:
-            run = _run(free, ask.count or 0)
+            run = _run(parts, closed, ask.count or 0)
             given += [(port, ask.name or "") for port in run]
-            chosen = set(run)
-            free = [port for port in free if port not in chosen]
+            closed.update(run)
     return tuple(given)
 
 
@@ -350,10 +349,21 @@ def _check_port(
         )
 
 
-def _run(free: Sequence[int], count: int) -> Sequence[int]:
-    """Give the lowest run of neighbours; the lowest ports where no run is long enough."""
-    for at in range(len(free) - count + 1):
-        # The ports rise and none is there twice, so the ends tell.
-        if free[at + count - 1] - free[at] == count - 1:
-            return free[at : at + count]
-    return free[:count]
+def _run(parts: Sequence[range], closed: Collection[int], count: int) -> Sequence[int]:
+    """Give the lowest run of neighbours; the lowest ports where no run is long enough.
+
+    It looks no further than it must: a range may have 60,000 ports.
+    """
+    lowest: list[int] = []
+    for part in parts:
+        run: list[int] = []
+        for port in part:
+            if port in closed:
+                run = []
+                continue
+            run.append(port)
+            if len(run) == count:
+                return run
+            if len(lowest) < count:
+                lowest.append(port)
+    return lowest

@@ -151,7 +151,7 @@ def test_a_plan_names_no_device_twice(provider: Provider, host: Host) -> None:
 
 def test_variables_can_be_exported_by_any_shell(provider: Provider, host: Host) -> None:
     for grant in grants(provider, provider.discover(host)):
-        for name, value in provider.plan(grant).environment().items():
+        for name, value in provider.plan(grant).environment.items():
             assert re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)
             assert "\n" not in value
             assert "\0" not in value
@@ -169,7 +169,7 @@ def test_odd_names_of_hardware_do_not_break_the_environment(provider: Provider, 
                 for key, value in instance.attributes.items()
             },
         )
-        for value in provider.plan(Grant(job="1", instances=(odd,))).environment().values():
+        for value in provider.plan(Grant(job="1", instances=(odd,))).environment.values():
             assert value.isprintable()
 
 

@@ -129,12 +129,12 @@ def test_the_plan_holds_the_ports_and_names_them() -> None:
             ports=(PortGrant(20010, "http"), PortGrant(20000), PortGrant(20001)),
         )
     )
-    assert plan.ports() == (
+    assert plan.ports == (
         HoldPort("ports", 20010, "http"),
         HoldPort("ports", 20000),
         HoldPort("ports", 20001),
     )
-    assert plan.environment() == {
+    assert plan.environment == {
         "XCE_PORTS": "20000-20001,20010",
         "XCE_PORT_0": "20010",
         "XCE_PORT_1": "20000",

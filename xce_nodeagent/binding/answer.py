@@ -13,7 +13,7 @@ def prepared(binding: Binding) -> wire.Prepared:
         job=binding.job,
         attempt=binding.attempt,
         instances=binding.instances,
-        env=binding.plan.environment(),
+        env=binding.plan.environment,
         cgroup=cgroup(binding),
         generation=binding.generation,
         enforcement=binding.enforcement,
@@ -23,13 +23,13 @@ def prepared(binding: Binding) -> wire.Prepared:
 
 def cgroup(binding: Binding) -> dict[str, str]:
     """Give the binding's cgroup as answers show it; empty where nothing is enforced."""
-    step = binding.plan.cgroup()
+    step = binding.plan.cgroup
     return step.cgroup.answer() if step else {}
 
 
 def ports(binding: Binding) -> tuple[wire.PortHeld, ...]:
     """Give the ports that the binding holds."""
-    return tuple(wire.PortHeld(hold.port, hold.name) for hold in binding.plan.ports())
+    return tuple(wire.PortHeld(hold.port, hold.name) for hold in binding.plan.ports)
 
 
 def view(
@@ -49,7 +49,7 @@ def view(
         since=binding.since,
         last_seen=last_seen,
         populated=populated,
-        env=binding.plan.environment() if env else {},
+        env=binding.plan.environment if env else {},
     )
 
 

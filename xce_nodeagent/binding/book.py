@@ -75,9 +75,9 @@ class Book:
         if binding.state != "quarantined":
             for instance in binding.excluded:
                 self._excluded.setdefault(instance, set()).add(key)
-        for hold in binding.plan.ports():
+        for hold in binding.plan.ports:
             self._ports[hold.port] = key
-        if step := binding.plan.cgroup():
+        if step := binding.plan.cgroup:
             self._cgroups[step.cgroup.path] = key
 
     def _unindex(self, binding: Binding) -> None:
@@ -85,10 +85,10 @@ class Book:
         _discard(self._by_job, (binding.job,), key)
         _discard(self._held, binding.instances, key)
         _discard(self._excluded, binding.excluded, key)
-        for hold in binding.plan.ports():
+        for hold in binding.plan.ports:
             if self._ports.get(hold.port) == key:
                 del self._ports[hold.port]
-        if (step := binding.plan.cgroup()) and self._cgroups.get(step.cgroup.path) == key:
+        if (step := binding.plan.cgroup) and self._cgroups.get(step.cgroup.path) == key:
             del self._cgroups[step.cgroup.path]
 
     def of_job(self, job: str, attempt: str | None = None) -> list[Binding]:

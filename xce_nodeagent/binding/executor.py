@@ -44,13 +44,13 @@ class Executor:
 
         Under the policy `best-effort` a rule that cannot be applied is logged, and that is all.
         """
-        step = binding.plan.cgroup()
+        step = binding.plan.cgroup
         if step is None or self._binder is None:
             return
         request = Bind(
             mark=binding.mark,
             cgroup=step.cgroup,
-            grants=binding.plan.grants(),
+            grants=binding.plan.grants,
             make=isinstance(step, MakeCgroup),
             populated=isinstance(step, AdoptCgroup) and step.populated,
         )
@@ -63,7 +63,7 @@ class Executor:
 
     async def take_back(self, binding: Binding) -> Unbound:
         """Undo the binding's plan; say who is still in its cgroup."""
-        step = binding.plan.cgroup()
+        step = binding.plan.cgroup
         if step is None or self._binder is None:
             return Unbound(gone=True)
         answer = await self._binder.call(
@@ -73,15 +73,15 @@ class Executor:
 
     async def verify(self, binding: Binding) -> Verified:
         """Compare the kernel's state with the plan."""
-        step = binding.plan.cgroup()
+        step = binding.plan.cgroup
         if step is None or self._binder is None:
             return Verified("ok")
-        answer = await self._binder.call(Verify(binding.mark, step.cgroup, binding.plan.grants()))
+        answer = await self._binder.call(Verify(binding.mark, step.cgroup, binding.plan.grants))
         return _expect(answer, Verified)
 
     async def join(self, binding: Binding, pid: int, pidfd: int) -> None:
         """Move a process into the binding's cgroup."""
-        step = binding.plan.cgroup()
+        step = binding.plan.cgroup
         if step is None or self._binder is None:
             return
         answer = await self._binder.call(Join(binding.mark, step.cgroup, pid), (pidfd,))

@@ -227,7 +227,7 @@ class Lifecycle:
             if unbound.pids:
                 quarantined = binding.instances
             else:
-                ports = {hold.instance for hold in binding.plan.ports() if hold.port in listening}
+                ports = {hold.instance for hold in binding.plan.ports if hold.port in listening}
                 quarantined = tuple(i for i in binding.instances if i in ports)
             if recorded:
                 self._outcome(binding, left, quarantined)
@@ -268,11 +268,11 @@ class Lifecycle:
         self._flush_later()
 
     def _listening(self, binding: Binding) -> Collection[int]:
-        held = {hold.port for hold in binding.plan.ports()}
+        held = {hold.port for hold in binding.plan.ports}
         if not held:
             return ()
         instances = self._inventory().by_id()
-        ids = {hold.instance for hold in binding.plan.ports()}
+        ids = {hold.instance for hold in binding.plan.ports}
         used: set[int] = set()
         for instance_id in ids & instances.keys():
             used |= self._in_use(instances[instance_id]) & held
@@ -363,7 +363,7 @@ class Lifecycle:
             await self._executor.join(binding, pid, pidfd)
         finally:
             os.close(pidfd)
-        return wire.Joined(cgroup=answer.cgroup(binding), env=binding.plan.environment())
+        return wire.Joined(cgroup=answer.cgroup(binding), env=binding.plan.environment)
 
     def one(self, job: str, attempt: str | None) -> Binding:
         """Give the live binding that is meant; raise BadRequest if there is none, or several."""

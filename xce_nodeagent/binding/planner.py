@@ -157,7 +157,7 @@ def plan(
         chosen |= set(
             selector.instances(inventory, want.ask.request, unavailable=taken, near=chosen)
         )
-    ports = before.plan.ports() if before else ()
+    ports = before.plan.ports if before else ()
     if divisible := wants_ports(inventory, want):
         provider = providers[divisible.provider]
         if not isinstance(provider, Divides):
@@ -170,7 +170,7 @@ def plan(
     chosen |= {hold.instance for hold in ports}
     order = [instance for instance in inventory.instances if instance.id in chosen]
     if before is not None:
-        step: Step | None = before.plan.cgroup()
+        step: Step | None = before.plan.cgroup
         enforcement = before.enforcement
     else:
         step, enforcement = _place(book, want, site, cgroup)
@@ -208,9 +208,9 @@ def shrink(
         return None
     instances = inventory.by_id()
     stay = [instances[i] for i in binding.instances if i not in gone and i in instances]
-    ports = tuple(hold for hold in binding.plan.ports() if hold.instance not in gone)
+    ports = tuple(hold for hold in binding.plan.ports if hold.instance not in gone)
     whole = compose(
-        binding.job, stay, ports, binding.plan.cgroup(),
+        binding.job, stay, ports, binding.plan.cgroup,
         inventory=inventory, providers=providers, site=site,
     )  # fmt: skip
     return Changed(

@@ -86,7 +86,7 @@ class Agent:
         return wire.OneBinding(binding=self._view(binding, env=env))
 
     def _view(self, binding: Binding, *, env: bool) -> wire.BindingView:
-        step = binding.plan.cgroup()
+        step = binding.plan.cgroup
         return answer.view(
             binding,
             last_seen=self._lifecycle.last_seen.get(binding.key, binding.since),

@@ -113,7 +113,7 @@ class Daemon:
     # ---- helpers ----------------------------------------------------------------------------
 
     def _greeting(self) -> tuple[Any, ...]:
-        known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup())]
+        known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup)]
         managed = () if self._managed is None else (Manage(self._managed),)
         return (Take(tuple(known)), *managed)
 
@@ -128,7 +128,7 @@ class Daemon:
 
         A card that fell off the bus is in no inventory, and stays fenced while a job has it.
         """
-        granted = {rule.device for binding in self.ledger.book for rule in binding.plan.grants()}
+        granted = {rule.device for binding in self.ledger.book for rule in binding.plan.grants}
         self._managed = tuple(sorted(devices | granted))
         if self._config.agent.enforcement == "off":
             return

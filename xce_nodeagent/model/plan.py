@@ -7,6 +7,7 @@ when the provider has changed since.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal, assert_never
 
 from msgspec import Struct
@@ -113,8 +114,12 @@ def inverse(step: Step) -> Undo | None:
             assert_never(step)
 
 
-class Plan(Struct, frozen=True):
-    """Steps in the order in which they are carried out."""
+class Plan(Struct, frozen=True, dict=True):
+    """Steps in the order in which they are carried out.
+
+    What is asked of it again and again on a job's path is sorted out once (`dict=True` is where
+    a cached property keeps its value; it takes no part in comparison or on disk).
+    """
 
     steps: tuple[Step, ...] = ()
 
@@ -126,21 +131,23 @@ class Plan(Struct, frozen=True):
         undone = (inverse(step) for step in reversed(self.steps))
         return tuple(step for step in undone if step is not None)
 
+    @cached_property
     def grants(self) -> tuple[Rule, ...]:
-        """Give the devices that the plan allows, as rules."""
-        return tuple(step.rule() for step in self.steps if isinstance(step, AllowDevice))
+        """The devices that the plan allows, as rules."""
+        return tuple(step.rule() for step in self.steps if type(step) is AllowDevice)
 
+    @cached_property
     def environment(self) -> dict[str, str]:
-        """Give the job's environment; a later step wins over an earlier one."""
-        return {step.name: step.value for step in self.steps if isinstance(step, SetEnv)}
+        """The job's environment; a later step wins over an earlier one."""
+        return {step.name: step.value for step in self.steps if type(step) is SetEnv}
 
+    @cached_property
     def ports(self) -> tuple[HoldPort, ...]:
-        """Give the ports that the plan holds."""
-        return tuple(step for step in self.steps if isinstance(step, HoldPort))
+        """The ports that the plan holds."""
+        return tuple(step for step in self.steps if type(step) is HoldPort)
 
+    @cached_property
     def cgroup(self) -> MakeCgroup | AdoptCgroup | None:
-        """Give the step that names the cgroup; None where nothing is enforced."""
-        for step in self.steps:
-            if isinstance(step, (MakeCgroup, AdoptCgroup)):
-                return step
-        return None
+        """The step that names the cgroup, which is the first; None where nothing is enforced."""
+        first = self.steps[0] if self.steps else None
+        return first if isinstance(first, (MakeCgroup, AdoptCgroup)) else None
