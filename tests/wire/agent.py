@@ -5,8 +5,6 @@ Run as a program: `agent.py SOCKET [--stall SECONDS] [--connections N] [--per-ui
 It says `ready` on stdout, ends on SIGTERM, and ends by itself when its stdin does.
 """
 
-# ruff: noqa: D102, ARG002  # the methods are those of Service, which describes them
-
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,6 @@
 """An independent implementation of Varlink talks to the server: asyncvarlink's client."""
 
-# ruff: noqa: N802, D101, D102  # the interface's names
+# ruff: noqa: N802  # the interface's names
 # That library reads annotations as they are, so they are not postponed here.
 
 import asyncio

@@ -1,7 +1,5 @@
 """The socket's server, as its clients meet it: real sockets, a process of its own."""
 
-# ruff: noqa: D101, D102  # names say it
-
 from __future__ import annotations
 
 import json

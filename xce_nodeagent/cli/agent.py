@@ -1,0 +1,56 @@
+"""The agent itself: running it, and asking it how it is."""
+
+from __future__ import annotations
+
+import click
+
+from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+from xce_nodeagent.errors import ErrorClass
+
+_SIGNS = {"ok": "ok      ", "note": "note    ", "warning": "warning ", "fault": "FAULT   "}
+
+
+@click.command()
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="The configuration; XCE_NODEAGENT_CONFIG says the same.",
+)
+@click.option("--simulate", metavar="PROFILE", default="", help="Add a profile's instances.")
+@click.option("-v", "--verbose", count=True, help="Log more; twice, most.")
+@pass_session
+@example("xce-nodeagent run --simulate dgx-h100")
+def run(session: Session, config: str | None, simulate: str, verbose: int) -> int:
+    """Run the agent in the foreground; as root, its helpers as well.
+
+    With --simulate, a simulated machine's instances are added to the real ones, and ports 20000
+    to 20999 where no range is configured.
+    """
+    from xce_nodeagent.daemon.app import main  # noqa: PLC0415  # only the agent needs all of it
+
+    return main(config=config or session.named_config, simulate=simulate, verbose=verbose)
+
+
+@click.command()
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent doctor")
+def doctor(session: Session) -> int:
+    """Look at everything that the agent depends on, and say what to do.
+
+    Exit status 69 when there is a fault.
+    """
+    checks = session.call("Doctor", {})["checks"]
+    if session.json:
+        session.show_json({"checks": checks})
+    else:
+        lines = []
+        for check in checks:
+            lines.append(f"{_SIGNS.get(check['state'], check['state'])}{check['name']}: "
+                         f"{check['text']}")  # fmt: skip
+            if check["remedy"]:
+                lines.append(f"          do: {check['remedy']}")
+        session.show("\n".join(lines))
+    fault = any(check["state"] == "fault" for check in checks)
+    return ErrorClass.NODE.exit_status if fault else 0

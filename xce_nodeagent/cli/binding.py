@@ -1,0 +1,209 @@
+"""A binding: prepare, release, join, reconcile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+from xce_nodeagent.errors import BadRequest
+
+_FORMATS = click.Choice(["env", "shell", "json"])
+_job = click.option("--job", metavar="ID", required=True, help="The job's id.")
+_attempt = click.option("--attempt", metavar="TOKEN", help="The caller's token for this run of it.")
+_instance = click.option(
+    "--instance",
+    "instances",
+    metavar="ID",
+    multiple=True,
+    help="An instance by its id; may be repeated.",
+)
+
+
+@click.command()
+@_job
+@_attempt
+@_instance
+@click.option("--request", metavar="TEXT", help="Let the agent select, as 'rusage[gpu=2:nic=1]'.")
+@click.option("--add", is_flag=True, help="Grow the job's binding.")
+@click.option("--cgroup", metavar="PATH", help="Bind this cgroup instead of a new one.")
+@click.option("--pid", type=int, help="Bind the cgroup of this process.")
+@click.option("--adopt", is_flag=True, help="The cgroup may have processes already.")
+@click.option("--uid", type=int, help="The job's user.")
+@click.option("--generation", metavar="BOOT:N", help="The inventory that was chosen from.")
+@click.option("--ports", metavar="[NAME=]COUNT", multiple=True, help="Let the agent choose ports.")
+@click.option("--port", metavar="[NAME=]VALUE", multiple=True, help="This port.")
+@click.option("--format", "style", type=_FORMATS, default="env", help="env unless said otherwise.")
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent prepare --job 17 --attempt 1 --request 'rusage[gpu=2]' --ports http=1")
+def prepare(
+    session: Session,
+    /,
+    *,
+    instances: tuple[str, ...],
+    ports: tuple[str, ...],
+    port: tuple[str, ...],
+    style: str,
+    add: bool,
+    adopt: bool,
+    **asked: Any,
+) -> None:
+    """Bind instances to a job, and print its environment.
+
+    With --format, `env` gives NAME=VALUE lines, `shell` export lines to evaluate, `json` the
+    whole answer. The same call again gives the same answer.
+    """
+    session.json = session.json or style == "json"
+    answer = session.call("Prepare", {
+        **asked,
+        "instances": instances or None,
+        "ports": port_asks(ports, port) or None,
+        "add": add or None,
+        "adopt": adopt or None,
+    })  # fmt: skip
+    if session.json:
+        session.show_json(answer)
+    else:
+        session.show(environment(answer["env"], style))
+
+
+def port_asks(ports: Sequence[str], port: Sequence[str]) -> list[dict[str, Any]]:
+    """Read `--ports [NAME=]COUNT` and `--port [NAME=]VALUE`."""
+    asks: list[dict[str, Any]] = []
+    for option, field, texts in (("--ports", "count", ports), ("--port", "port", port)):
+        for text in texts:
+            name, named, number = text.rpartition("=")
+            if not number.isascii() or not number.isdecimal():
+                raise BadRequest(f"{option} {text!r}: expected [NAME=]NUMBER, such as http=1")
+            asks.append({"name": name, field: int(number)} if named else {field: int(number)})
+    return asks
+
+
+def environment(variables: dict[str, str], style: str) -> str:
+    """Write variables as lines: plain (`env`), or to be evaluated by a shell (`shell`).
+
+    The agent's values hold neither newline nor NUL, so a line is a variable.
+    """
+    if style == "shell":
+        return "".join(f"export {name}={shlex.quote(text)}\n" for name, text in variables.items())
+    return "".join(f"{name}={text}\n" for name, text in variables.items())
+
+
+@click.command()
+@_job
+@_attempt
+@_instance
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent release --job 17 --attempt 1")
+def release(session: Session, job: str, attempt: str | None, instances: tuple[str, ...]) -> None:
+    """Release what a job holds; with --instance, only that.
+
+    Without --attempt, every run of the job. Processes that are left over are told, and what they
+    hold is kept back until they are gone: that is no failure. Nor is a job that is not known.
+    """
+    asked = {"job": job, "attempt": attempt, "instances": instances or None}
+    answer = session.call("Release", asked)
+    if session.json:
+        session.show_json(answer)
+    tell_left_over(job, answer)
+
+
+def tell_left_over(job: str, answer: dict[str, Any]) -> None:
+    """Say on stderr what a person should know of a release that was no plain success."""
+    if not answer["known"]:
+        click.echo(f"xce-nodeagent: job {job} held nothing", err=True)
+    if not answer["clean"]:
+        left = ", ".join(
+            f"{one['pid']} ({one['comm']}: {one['what']})" for one in answer["holders"]
+        )
+        held = ", ".join(answer["quarantined"]) or "nothing"
+        click.echo(
+            f"xce-nodeagent: job {job} is released, but left processes: {left}\n"
+            f"held back until they are gone: {held}",
+            err=True,
+        )
+    if not answer["recorded"]:
+        click.echo(
+            f"xce-nodeagent: job {job} is released, but the ledger cannot be written\n"
+            "release it again until it can",
+            err=True,
+        )
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@_job
+@_attempt
+@click.option("--pid", type=int, help="Move this process.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent join --job 17 -- ./step.sh")
+def join(
+    session: Session, job: str, attempt: str | None, pid: int | None, command: tuple[str, ...]
+) -> None:
+    """Move a process into a job's cgroup.
+
+    With a COMMAND, it becomes that command, inside and with the job's environment. Otherwise it
+    moves the process of --pid, or else the shell that calls it.
+    """
+    if command and pid is not None:
+        raise click.UsageError("give --pid or a COMMAND, not both")
+    moved = None if command else os.getppid() if pid is None else pid
+    answer = session.call("Join", {"job": job, "attempt": attempt, "pid": moved})
+    if command:
+        from xce_nodeagent.cli.program import become  # noqa: PLC0415  # only then
+
+        become(command, answer["env"])
+    elif session.json:
+        session.show_json(answer)
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[JOB[:ATTEMPT]]...")
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent reconcile 17:1 18:1")
+def reconcile(session: Session, jobs: tuple[str, ...]) -> None:
+    """Release every binding that is not named.
+
+    Without arguments, reads JSON from stdin: a list of {"job", "attempt"}, or {"jobs": [...]}.
+    An empty list releases all. A job id with a colon needs the JSON.
+    """
+    named = [_ref(text) for text in jobs] if jobs else _refs(sys.stdin)
+    answer = session.call("Reconcile", {"jobs": named})
+    if session.json:
+        session.show_json(answer)
+        return
+    lines = [
+        f"{what:9}{ref['job']}{':' + ref['attempt'] if ref['attempt'] else ''}"
+        for what in ("kept", "released", "unclean", "unknown")
+        for ref in answer[what]
+    ]
+    session.show("\n".join(lines))
+
+
+def _ref(text: str) -> dict[str, Any]:
+    job, _, attempt = text.partition(":")
+    return {"job": job, "attempt": attempt or None}
+
+
+def _refs(stream: Any) -> Any:
+    if stream.isatty():
+        raise BadRequest("no job named: give JOB[:ATTEMPT]..., or a JSON list on stdin")
+    try:
+        value = json.load(stream)
+    except ValueError as error:
+        raise BadRequest(f"stdin: no JSON: {error}") from None
+    return value.get("jobs", value) if isinstance(value, dict) else value

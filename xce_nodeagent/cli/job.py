@@ -1,0 +1,41 @@
+"""The bindings as a person sees them: all of them, or one."""
+
+from __future__ import annotations
+
+import click
+
+from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+
+
+@click.command()
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent jobs")
+def jobs(session: Session) -> None:
+    """List the bindings: who holds what, since when, and whether it has processes."""
+    bindings = session.call("ListBindings", {})["bindings"]
+    if session.json:
+        session.show_json({"bindings": bindings})
+        return
+    from xce_nodeagent.cli.table import jobs_table  # noqa: PLC0415  # rich takes its time
+
+    session.show(jobs_table(bindings))
+
+
+@click.command()
+@click.argument("job", metavar="ID")
+@click.option("--attempt", metavar="TOKEN", help="This run of it.")
+@with_json
+@with_socket
+@pass_session
+@example("xce-nodeagent job 17")
+def job(session: Session, job: str, attempt: str | None) -> None:
+    """Show one binding. Its environment is shown to its user and to who may prepare."""
+    binding = session.call("GetBinding", {"job": job, "attempt": attempt})["binding"]
+    if session.json:
+        session.show_json({"binding": binding})
+        return
+    from xce_nodeagent.cli.table import job_detail  # noqa: PLC0415  # rich takes its time
+
+    session.show(job_detail(binding))
