@@ -9,7 +9,7 @@ from msgspec import Struct
 AttributeValue = str | int | float | bool | list[str] | list[int]
 
 
-class DeviceNode(Struct, frozen=True, order=True):
+class DeviceNode(Struct, frozen=True, gc=False, order=True):
     """A device node as the kernel judges it: type, major and minor. The path is for people."""
 
     path: str
@@ -18,7 +18,7 @@ class DeviceNode(Struct, frozen=True, order=True):
     minor: int
 
 
-class Holder(Struct, frozen=True, order=True):
+class Holder(Struct, frozen=True, gc=False, order=True):
     """Who holds an instance."""
 
     job: str

@@ -18,7 +18,7 @@ from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
 Backend = Literal["cgroup2", "cgroup1"]
 
 
-class CgroupRef(Struct, frozen=True, order=True):
+class CgroupRef(Struct, frozen=True, gc=False, order=True):
     """A cgroup: the absolute path of its directory, and which kind of hierarchy that is in."""
 
     backend: Backend
@@ -29,20 +29,20 @@ class CgroupRef(Struct, frozen=True, order=True):
         return {"v2" if self.backend == "cgroup2" else "devices": self.path}
 
 
-class MakeCgroup(Struct, frozen=True, tag="make_cgroup"):
+class MakeCgroup(Struct, frozen=True, gc=False, tag="make_cgroup"):
     """Make the job's own cgroup; it must not exist, or bear this binding's mark."""
 
     cgroup: CgroupRef
 
 
-class AdoptCgroup(Struct, frozen=True, tag="adopt_cgroup"):
+class AdoptCgroup(Struct, frozen=True, gc=False, tag="adopt_cgroup"):
     """Bind a cgroup of the caller's. `populated` ones are taken only when that is asked for."""
 
     cgroup: CgroupRef
     populated: bool = False
 
 
-class AllowDevice(Struct, frozen=True, tag="allow_device"):
+class AllowDevice(Struct, frozen=True, gc=False, tag="allow_device"):
     """Let the job open a managed device."""
 
     node: DeviceNode
@@ -53,14 +53,14 @@ class AllowDevice(Struct, frozen=True, tag="allow_device"):
         return Rule(Device.of(self.node), self.access)
 
 
-class SetEnv(Struct, frozen=True, tag="set_env"):
+class SetEnv(Struct, frozen=True, gc=False, tag="set_env"):
     """Give the job an environment variable. The value has no newline and no NUL."""
 
     name: str
     value: str
 
 
-class HoldPort(Struct, frozen=True, tag="hold_port"):
+class HoldPort(Struct, frozen=True, gc=False, tag="hold_port"):
     """Give the job a port of a divisible instance, maybe under a name."""
 
     instance: str
@@ -68,25 +68,25 @@ class HoldPort(Struct, frozen=True, tag="hold_port"):
     name: str = ""
 
 
-class RemoveCgroup(Struct, frozen=True, tag="remove_cgroup"):
+class RemoveCgroup(Struct, frozen=True, gc=False, tag="remove_cgroup"):
     """Take back every grant, and remove the cgroup when it is empty."""
 
     cgroup: CgroupRef
 
 
-class LeaveCgroup(Struct, frozen=True, tag="leave_cgroup"):
+class LeaveCgroup(Struct, frozen=True, gc=False, tag="leave_cgroup"):
     """Take back every grant, and leave the cgroup, still fenced, to its owner."""
 
     cgroup: CgroupRef
 
 
-class DenyDevice(Struct, frozen=True, tag="deny_device"):
+class DenyDevice(Struct, frozen=True, gc=False, tag="deny_device"):
     """Take back a grant."""
 
     node: DeviceNode
 
 
-class FreePort(Struct, frozen=True, tag="free_port"):
+class FreePort(Struct, frozen=True, gc=False, tag="free_port"):
     """Take back a port."""
 
     instance: str

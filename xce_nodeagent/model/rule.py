@@ -56,7 +56,7 @@ MAJOR_LIMIT = 1 << 12  # MAJOR() has 12 bits in the kernel (linux/kdev_t.h)
 MINOR_LIMIT = 1 << 20
 
 
-class Device(Struct, frozen=True, order=True):
+class Device(Struct, frozen=True, gc=False, order=True):
     """A device as rules name it."""
 
     type: Literal["c", "b"]
@@ -72,7 +72,7 @@ class Device(Struct, frozen=True, order=True):
         return f"{self.type} {self.major}:{self.minor}"
 
 
-class Rule(Struct, frozen=True, order=True):
+class Rule(Struct, frozen=True, gc=False, order=True):
     """A device and the accesses to it. `access` is a sum of `Access` bits, never 0."""
 
     device: Device

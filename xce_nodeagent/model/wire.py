@@ -22,7 +22,9 @@ Pid = Annotated[int, Meta(ge=1, le=2**22)]
 """A process id: at most PID_MAX_LIMIT of a 64-bit kernel (proc(5), pid_max)."""
 
 
-class PortAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PortAsk(
+    Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Ports that a job wants: `count` of the agent's choice, or one `port` of the caller's."""
 
     name: str | None = None
@@ -46,7 +48,7 @@ class Prepare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     generation: str | None = None
 
 
-class PortHeld(Struct, frozen=True):
+class PortHeld(Struct, frozen=True, gc=False):
     """A port that a job holds."""
 
     port: int
@@ -77,7 +79,7 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     instances: tuple[str, ...] | None = None
 
 
-class LeftOver(Struct, frozen=True):
+class LeftOver(Struct, frozen=True, gc=False):
     """A process that outlived its job: it is still in the job's cgroup, or holds what it had."""
 
     pid: int
