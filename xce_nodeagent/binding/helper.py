@@ -36,7 +36,7 @@ one that cannot live must not be started again and again."""
 class _Asked:
     """A request on its way, and the future that its caller awaits."""
 
-    __slots__ = ("answer", "data", "deadline", "descriptors", "lost", "name")
+    __slots__ = ("answer", "data", "deadline", "descriptors", "lost", "name", "unread")
 
     def __init__(
         self, request: msgspec.Struct, fds: Sequence[int], deadline: float, loop: Any
@@ -47,6 +47,7 @@ class _Asked:
         self.descriptors = [os.dup(fd) for fd in fds]
         self.deadline = deadline
         self.lost = 0
+        self.unread = False
         self.answer: asyncio.Future[Any] = loop.create_future()
 
     def settle(self, answer: Any, error: AgentError | None = None) -> None:
@@ -72,6 +73,7 @@ class _Line:
         self.waiting: deque[_Asked] = deque()
         self.since = time.monotonic()
         self._unsent = 0
+        self._reset = False
         self._channel = channel
         self._decoder = decoder
         self._lost = lost
@@ -87,6 +89,20 @@ class _Line:
             self._send()
             if len(self.waiting) == 1:
                 self._arm()
+
+    def blame(self) -> _Asked | None:
+        """Give the request over which the helper may have been lost: the one whose turn it was.
+
+        A helper may have ended before it read it. Once that is believed of a request.
+        """
+        if not self.waiting:
+            return None
+        head = self.waiting[0]
+        unread = self._unsent == len(self.waiting) or (self._reset and len(self.waiting) == 1)
+        if unread and not head.unread:
+            head.unread = True
+            return None
+        return head
 
     def close(self) -> None:
         """Close the connection; the helper ends by that, if it can."""
@@ -125,6 +141,10 @@ class _Line:
                 raise Violation("a descriptor came with its answer")  # noqa: TRY301  # one end
             answer = self._decoder.decode(packet.data)
         except BlockingIOError:
+            return
+        except ConnectionResetError:
+            self._reset = True
+            self._lost(self, "it has ended")
             return
         except (Violation, msgspec.DecodeError) as violation:
             self._lost(self, f"it broke the protocol: {violation}")
@@ -251,7 +271,7 @@ class Helper:
                     while self._backlog:
                         line.ask(self._backlog.popleft())
                     return
-            raise self._unavailable(  # noqa: TRY301  # told to all who wait, below
+            raise self._unavailable(
                 f"no {self.role}: {self._generations} in a row were lost while they started;"
                 f" the last one: {self.loss}"
             )
@@ -294,8 +314,8 @@ class Helper:
                 asked.settle(None, _Lost(why))
             return
         self._line = None
-        if line.waiting:
-            head = line.waiting[0]
+        head = line.blame()
+        if head is not None:
             head.lost += 1
             if head.lost >= self._generations:
                 line.waiting.popleft()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +16,9 @@ from xce_nodeagent.privileged.channel import Channel, Violation, encode
 PATIENCE = 15.0
 """Seconds to wait for a helper: for the supervisor to come back, and for a spare."""
 
+PAUSE = 0.05
+"""Seconds before the supervisor is dialled again; twice as long each time, up to a second."""
+
 Dial = Callable[[], socket.socket]
 
 
@@ -27,7 +28,7 @@ def inherited(end: socket.socket) -> Dial:
 
     def dial() -> socket.socket:
         if not ends:
-            raise ConnectionRefusedError("the supervisor that came with this agent has ended")
+            raise NotReady("the helpers' supervisor has ended: restart the agent")
         return ends.pop()
 
     return dial
@@ -69,11 +70,19 @@ class Supply:
             async with asyncio.timeout(self._patience):
                 while True:
                     channel = await self._connected()
+                    answer: asyncio.Future[tuple[socket.socket, int]]
                     answer = asyncio.get_running_loop().create_future()
                     self._asked.setdefault(role, deque()).append(answer)
-                    with contextlib.suppress(ConnectionError):
-                        channel.send(encode(ops.Next(role)))
+                    try:
+                        self._send(channel, encode(ops.Next(role)))
                         return await answer
+                    except asyncio.CancelledError:
+                        # It may have been given in the same moment.
+                        if answer.done() and not answer.cancelled() and not answer.exception():
+                            answer.result()[0].close()
+                        raise
+                    except ConnectionError:
+                        await asyncio.sleep(PAUSE)  # one that refuses us would do so at once again
         except TimeoutError:
             raise NotReady(
                 f"the supervisor gave no {role} within {self._patience:g} seconds:"
@@ -84,8 +93,15 @@ class Supply:
         """Leave the supervisor. One that came with us ends, and every helper with it."""
         self._drop("the agent is closing")
 
+    def _send(self, channel: Channel, data: bytes) -> None:
+        """Send. A connection that fails fails for everybody who waits, the caller among them."""
+        try:
+            channel.send(data)
+        except (ConnectionError, BlockingIOError) as error:
+            self._drop(f"the supervisor takes no request: {error}")
+
     async def _connected(self) -> Channel:
-        pause = 0.05
+        pause = PAUSE
         while self._channel is None:
             try:
                 end = self._dial()
@@ -111,6 +127,9 @@ class Supply:
                 self._drop("the supervisor has ended")
                 return
         except BlockingIOError:
+            return
+        except ConnectionResetError:
+            self._drop("the supervisor has ended")
             return
         except Violation as violation:
             self._drop(f"the supervisor broke the protocol: {violation}")

@@ -34,9 +34,14 @@ class Next(Struct, frozen=True, tag="next"):
 
 
 class Given(Struct, frozen=True, tag="given"):
-    """A helper: its pid, for the log. The descriptor comes with the message."""
+    """A helper: its pid, for the log. The descriptor comes with the message.
+
+    Answers come as helpers are ready, not in the order of asking, so that a role that is ill
+    keeps nobody waiting but its own callers; `Failed` names the role in its details.
+    """
 
     pid: int
+    role: Role
 
 
 # ---- the binder -----------------------------------------------------------------------------
@@ -182,6 +187,7 @@ class Failed(Struct, frozen=True, tag="failed"):
     details: dict[str, Any] = {}
 
 
+SupervisorAnswer = Given | Failed
 BinderRequest = Take | Manage | Bind | Unbind | Verify | Join
 BinderAnswer = Taken | Unbound | Verified | Done | Failed
 ProberRequest = Probe

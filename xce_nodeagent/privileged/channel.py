@@ -1,0 +1,132 @@
+"""Packets between our processes: one SOCK_SEQPACKET packet is one message of msgpack.
+
+A packet may carry descriptors (SCM_RIGHTS). Whoever receives them owns them; a packet that breaks
+a rule is refused whole, and its descriptors are closed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from xce_nodeagent.privileged.ops import MESSAGE_LIMIT
+
+DESCRIPTOR_LIMIT = 1
+"""No message carries more: a pidfd (Join), or the end of a socket (Given)."""
+
+_BUFFER = 2 * MESSAGE_LIMIT
+"""What a socket may hold. The kernel doubles it, for what it needs itself, and refuses a packet
+that does not fit at all (unix(7), EMSGSIZE); some in a row must fit."""
+
+
+class Violation(Exception):
+    """The peer broke the protocol, or asked for what nobody honest asks: an attack or a bug.
+
+    It is never answered: whoever finds it logs it and ends the connection.
+    """
+
+
+class Packet(NamedTuple):
+    """A packet as it came. `data` is good until the next one is received."""
+
+    data: memoryview
+    descriptors: tuple[int, ...]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Make a connected pair of sockets for packets."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        make_room(end)
+    return pair
+
+
+def make_room(end: socket.socket) -> None:
+    """Let the longest message fit into a socket."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Give a message's bytes; raise ValueError when they are more than the limit."""
+    data = _ENCODER.encode(message)
+    if len(data) > MESSAGE_LIMIT:
+        raise ValueError(
+            f"{type(message).__name__}: {len(data)} bytes, but a message has at most"
+            f" {MESSAGE_LIMIT}; ask for less at once"
+        )
+    return data
+
+
+# Details of errors may hold any value; what msgpack does not know is written as text.
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
+
+
+class Channel:
+    """One end of a connection: whole packets, in order, with their descriptors."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        # One byte more than a message may have: who fills it sent too much.
+        self._buffer = memoryview(bytearray(MESSAGE_LIMIT + 1))
+
+    def fileno(self) -> int:
+        """Give the descriptor, to wait on."""
+        return self._end.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+    def receive(self) -> Packet | None:
+        """Wait for the next packet; None when the other end is closed.
+
+        Raise Violation when the packet is too long or carries what it may not, BlockingIOError
+        when the socket is non-blocking and there is none, and ConnectionResetError when the other
+        end was closed and has not read all that was sent to it.
+        """
+        length, ancillary, flags, _ = self._end.recvmsg_into(
+            [self._buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+        )
+        packet = Packet(self._buffer[:length], _descriptors(ancillary))
+        too_long = length > MESSAGE_LIMIT or flags & socket.MSG_TRUNC
+        if too_long or flags & socket.MSG_CTRUNC or len(packet.descriptors) > DESCRIPTOR_LIMIT:
+            packet.close()
+            raise Violation(
+                f"a packet of more than {MESSAGE_LIMIT} bytes"
+                if too_long
+                else f"a packet with more than {DESCRIPTOR_LIMIT} descriptor"
+            )
+        return packet if length or packet.descriptors else None
+
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a packet.
+
+        Raise BlockingIOError when the socket is non-blocking and full, and BrokenPipeError or
+        ConnectionResetError when the other end is closed.
+        """
+        if descriptors:
+            socket.send_fds(self._end, [data], list(descriptors))
+        else:
+            self._end.send(data)
+
+
+_ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTOR_LIMIT)
+
+
+def _descriptors(ancillary: list[Any]) -> tuple[int, ...]:
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) - len(data) % 4
+            found += memoryview(data[:whole]).cast("i").tolist()
+    return tuple(found)

@@ -1,0 +1,138 @@
+"""The supervisor's children: forking them, waiting for them, ending them.
+
+At any time a role has at most one spare, which waits for its turn, and one live helper, which
+serves the agent; beside them, for a moment, those that were killed and have not gone yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged.channel import pair
+from xce_nodeagent.privileged.role import Role, become
+from xce_nodeagent.privileged.serve import EXIT_FAULT, Log
+
+LIMIT = 4
+"""Children of one role, with those that were killed and do not go: they hang in the kernel."""
+
+
+@dataclass(eq=False)
+class Child:
+    """A helper. `end` is the agent's end of its socket, until the agent has it."""
+
+    role: ops.Role
+    pid: int
+    pidfd: int
+    ready: int
+    born: float
+    end: socket.socket | None
+    state: Literal["starting", "spare", "live", "replaced", "killed"] = "starting"
+
+    def kill(self) -> None:
+        """End it; it goes when the kernel lets it."""
+        self.state = "killed"
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what ties it to us, but the pidfd; a spare ends by that."""
+        if self.end is not None:
+            self.end.close()
+            self.end = None
+        if self.ready >= 0:
+            os.close(self.ready)
+            self.ready = -1
+
+
+class Nursery:
+    """The children, by pid. `release` is called in each child first: it closes what is ours."""
+
+    def __init__(
+        self, roles: Mapping[ops.Role, Role], log: Log, release: Callable[[], None]
+    ) -> None:
+        self._roles = roles
+        self._log = log
+        self._release = release
+        self._children: dict[int, Child] = {}
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(tuple(self._children.values()))
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def of(self, role: ops.Role, *states: str) -> list[Child]:
+        """Give the children of a role that are in one of these states, oldest first."""
+        return [c for c in self._children.values() if c.role == role and c.state in states]
+
+    def full(self, role: ops.Role) -> bool:
+        """Say whether this role may not get another child now."""
+        return sum(child.role == role for child in self._children.values()) >= LIMIT
+
+    def fork(self, role: ops.Role, now: float) -> Child:
+        """Make a helper. It becomes a spare when its `ready` says so."""
+        ours, theirs = pair()
+        ready, told = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            os.close(ready)
+            raise
+        else:
+            if pid == 0:
+                ours.close()
+                os.close(ready)
+                self._child(role, theirs, told, parent)
+        finally:
+            theirs.close()
+            os.close(told)
+        # It cannot have gone and been reaped: only we reap.
+        child = Child(role, pid, os.pidfd_open(pid), ready, now, ours)
+        self._children[pid] = child
+        return child
+
+    def reap(self, child: Child) -> str:
+        """Take a child that has ended off the list; say how it ended, "" when it was in peace."""
+        _, status = os.waitpid(child.pid, 0)
+        del self._children[child.pid]
+        child.let_go()
+        os.close(child.pidfd)
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"exit status {code}" if code else ""
+
+    def _child(self, role: ops.Role, theirs: socket.socket, told: int, parent: int) -> None:
+        status = EXIT_FAULT
+        try:
+            for other in self:
+                other.let_go()
+                os.close(other.pidfd)
+            self._release()
+            _close_all_but(theirs.fileno(), told)
+            status = become(self._roles[role], theirs, told, parent)
+        except BaseException:  # noqa: BLE001  # nothing may return into the supervisor's loop
+            for line in traceback.format_exc().splitlines():
+                self._log(line)
+        finally:
+            os._exit(status)
+
+
+def _close_all_but(*kept: int) -> None:
+    """Close every descriptor but these and the standard ones: whatever else was inherited."""
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
