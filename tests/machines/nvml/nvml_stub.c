@@ -21,8 +21,8 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND
        DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
 
 struct device {
-	char line[1024];
-	int slice; /* of the card at this place, or -1 for a card; -2 for a gap */
+	char line[1100];
+	int slice; /* the place of the card that it is a slice of; -1 for a card */
 };
 
 struct pci {
@@ -51,7 +51,7 @@ static int load(void)
 	while (fgets(line, sizeof line, file)) {
 		line[strcspn(line, "\n")] = 0;
 		if (!strncmp(line, "driver ", 7)) {
-			snprintf(driver, sizeof driver, "%s", line + 7);
+			snprintf(driver, sizeof driver, "%.79s", line + 7);
 		} else if (!strncmp(line, "init ", 5)) {
 			init_result = atoi(line + 5);
 		} else if (count < 256 && (!strncmp(line, "gpu", 3) || !strncmp(line, "mig", 3) ||

@@ -1,0 +1,247 @@
+"""pynvml, the real one, against a stand-in for NVIDIA's library that is compiled here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xce_nodeagent.discovery import scan
+from xce_nodeagent.host import Host
+from xce_nodeagent.host.nvml import pci_address
+from xce_nodeagent.providers.nvidia import PROVIDER
+
+HERE = Path(__file__).parent
+
+H100 = "name=NVIDIA_H100_80GB_HBM3 memory=85520809984 cc=9.0 mig=0 serial=1"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the stand-in."""
+    folder = tmp_path_factory.mktemp("nvml")
+    subprocess.run(
+        ["cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC",
+         "-o", folder / "libnvidia-ml.so.1", HERE / "nvml/nvml_stub.c"],
+        check=True,
+    )  # fmt: skip
+    return folder
+
+
+def probe(library: Path, data: Path, *, skip: tuple[str, ...] = (), timeout: float = 20) -> Any:
+    """Probe in a child, as the prober does; the child also says whom it began to ask."""
+    code = (
+        "import json, sys; from xce_nodeagent.host import nvml;"
+        "say = lambda *what: print(json.dumps(what), flush=True);"
+        "say('answer', *nvml.probe(json.loads(sys.argv[1]), lambda a: say('started', a)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, json.dumps(skip)],
+        env={**os.environ, "LD_LIBRARY_PATH": str(library), "XCE_NVML_DATA": str(data)},
+        stdout=subprocess.PIPE,
+        timeout=timeout,
+        check=True,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[-1][0] == "answer"
+    return tuple(lines[-1][1:])
+
+
+def host(root: Path, answer: Any) -> Host:
+    return Host(root, probe=lambda _: answer)
+
+
+def kernel(root: Path) -> None:
+    """What the driver shows in procfs."""
+    (root / "proc/driver/nvidia-caps").mkdir(parents=True)
+    (root / "proc/devices").write_text(
+        "Character devices:\n195 nvidia\n195 nvidiactl\n234 nvidia-caps\n237 nvidia-uvm\n\n"
+        "Block devices:\n  7 loop\n"
+    )
+    lines = ["config 1", "monitor 2"]
+    for gpu in range(8):
+        for gi in range(15):
+            access = 3 + 135 * gpu + 9 * gi
+            lines.append(f"gpu{gpu}/gi{gi}/access {access}")
+            lines += [f"gpu{gpu}/gi{gi}/ci{ci}/access {access + 1 + ci}" for ci in range(8)]
+    (root / "proc/driver/nvidia-caps/mig-minors").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "nvml.txt"
+
+
+pytestmark = pytest.mark.needs("cc")
+
+
+def test_cards_are_counted_in_pci_order_and_opened_by_their_minor(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    data.write_text(
+        "driver 550.54.15\n"
+        f"gpu bus=00000000:C3:00.0 uuid=GPU-c minor=0 {H100}\n"
+        f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=2 {H100}\n"
+        f"gpu bus=00000000:43:00.0 uuid=GPU-b minor=1 {H100}\n"
+    )
+    kernel(tmp_path)
+    answer = probe(library, data)
+    assert answer[:2] == ("found", "")
+    found = PROVIDER.discover(host(tmp_path, answer))
+    assert [
+        (gpu.id, gpu.attributes["index"], gpu.attributes["minor"], gpu.devices[0].minor)
+        for gpu in found.instances
+    ] == [("GPU-a", 0, 2, 2), ("GPU-b", 1, 1, 1), ("GPU-c", 2, 0, 0)]
+    first = found.instances[0]
+    assert first.attributes["model"] == "NVIDIA H100 80GB HBM3"
+    assert first.attributes["memory_bytes"] == 85520809984
+    assert first.attributes["compute_capability"] == "9.0"
+    assert first.attributes["driver_version"] == "550.54.15"
+    assert first.attributes["pci_address"] == "0000:1b:00.0"
+    control = {c.node.path: (c.node.major, c.node.minor, c.granted) for c in found.control}
+    assert control["/dev/nvidiactl"] == (195, 255, True)
+    assert control["/dev/nvidia-uvm"] == (237, 0, True)
+    assert control["/dev/nvidia-caps/nvidia-cap1"] == (234, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("key", "attribute"),
+    [("name", "model"), ("memory", "memory_bytes"), ("cc", "compute_capability"), ("mig", "")],
+)
+def test_an_attribute_that_is_not_answered_is_absent_and_the_card_is_there(
+    library: Path, data: Path, tmp_path: Path, key: str, attribute: str
+) -> None:
+    line = " ".join(part for part in H100.split() if not part.startswith(f"{key}="))
+    data.write_text(f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=0 {line}\n")
+    answer = probe(library, data)
+    missing = answer[2]["devices"][0]["missing"]
+    assert list(missing.values()) == ["Not Supported"]
+    (gpu,) = PROVIDER.discover(host(tmp_path, answer)).instances
+    assert gpu.healthy
+    assert attribute not in gpu.attributes
+    assert "driver_version" not in gpu.attributes
+
+
+def test_a_card_that_is_lost_does_not_take_the_others_along(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    data.write_text(
+        f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=0 lost=1 {H100}\n"
+        f"gpu bus=00000000:43:00.0 uuid=GPU-b minor=1 {H100}\n"
+    )
+    information = tmp_path / "proc/driver/nvidia/gpus/0000:1b:00.0/information"
+    information.parent.mkdir(parents=True)
+    information.write_text("Model: \t\t H100\nGPU UUID: \t GPU-a\nDevice Minor: \t 0\n")
+    lost, other = PROVIDER.discover(host(tmp_path, probe(library, data))).instances
+    assert (lost.id, lost.healthy, lost.reason) == ("GPU-a", False, "GPU is lost")
+    assert lost.devices[0].minor == 0
+    assert (other.id, other.healthy) == ("GPU-b", True)
+
+
+def test_slices_are_instances_of_their_card(library: Path, data: Path, tmp_path: Path) -> None:
+    data.write_text(
+        f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=3 {H100.replace('mig=0', 'mig=1')}\n"
+        "mig uuid=MIG-1 name=NVIDIA_H100_80GB_HBM3_MIG_3g.40gb gi=2 ci=0 memory=42412802048\n"
+        "gap\n"
+        "mig uuid=MIG-2 name=NVIDIA_H100_80GB_HBM3_MIG_1g.10gb gi=9 ci=0 memory=10468982784\n"
+    )
+    kernel(tmp_path)
+    gpu, *slices = PROVIDER.discover(host(tmp_path, probe(library, data))).instances
+    assert gpu.overlaps == ("MIG-1", "MIG-2")
+    assert [(one.id, one.parent, one.overlaps) for one in slices] == [
+        ("MIG-1", "GPU-a", ("GPU-a",)),
+        ("MIG-2", "GPU-a", ("GPU-a",)),
+    ]
+    assert [one.attributes["mig_profile"] for one in slices] == ["3g.40gb", "1g.10gb"]
+    assert [one.attributes["memory_bytes"] for one in slices] == [42412802048, 10468982784]
+    access = 3 + 135 * 3 + 9 * 2
+    assert [(n.major, n.minor) for n in slices[0].devices] == [
+        (195, 3), (234, access), (234, access + 1),
+    ]  # fmt: skip
+
+
+def test_a_slice_whose_nodes_are_not_known_cannot_be_had(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    data.write_text(
+        f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=3 {H100.replace('mig=0', 'mig=1')}\n"
+        "mig uuid=MIG-1 name=X_MIG_3g.40gb gi=2 ci=0 memory=42412802048\n"
+    )
+    _, one = PROVIDER.discover(host(tmp_path, probe(library, data))).instances
+    assert not one.healthy
+    assert "mig-minors" in one.reason
+
+
+def test_a_call_that_hangs_says_where_and_is_not_made_again(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    data.write_text(
+        f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=0 {H100}\n"
+        f"gpu bus=00000000:43:00.0 uuid=GPU-b minor=1 {H100} hang=name\n"
+    )
+    start = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        probe(library, data, timeout=2)
+    assert time.monotonic() - start < 10
+    assert (caught.value.stdout or b"").splitlines()[-1] == b'["started", "0000:43:00.0"]'
+    answer = probe(library, data, skip=("0000:43:00.0",))
+    sound, sick = PROVIDER.discover(host(tmp_path, answer)).instances
+    assert sound.healthy
+    assert not sick.healthy
+    assert "hung a prober" in sick.reason
+
+
+@pytest.mark.parametrize(
+    ("driver", "state"), [(False, "none"), (True, "not_yet")], ids=["no driver", "driver"]
+)
+def test_a_driver_that_does_not_answer_yet_is_asked_again(
+    library: Path, data: Path, tmp_path: Path, driver: bool, state: str
+) -> None:
+    data.write_text("init 9\n")
+    answer = probe(library, data)
+    assert answer[0] == "not_yet"
+    assert "Driver Not Loaded" in answer[1]
+    if driver:
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 550\n")
+    assert PROVIDER.discover(host(tmp_path, answer)).state == state
+
+
+def test_a_library_that_refuses_is_an_error(library: Path, data: Path, tmp_path: Path) -> None:
+    data.write_text("init 999\n")
+    answer = probe(library, data)
+    assert answer[0] == "error"
+    assert PROVIDER.discover(host(tmp_path, answer)).state == "error"
+
+
+def test_no_library_says_which_one(tmp_path: Path, data: Path) -> None:
+    answer = probe(tmp_path, data)
+    assert answer[0] == "none"
+    assert "libnvidia-ml.so.1" in answer[1]
+    assert PROVIDER.discover(host(tmp_path, answer)).state == "none"
+
+
+def test_what_was_known_stays_while_the_library_is_silent(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    data.write_text(f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=0 {H100}\n")
+    kernel(tmp_path)
+    before = scan(host(tmp_path, probe(library, data)), (PROVIDER,))
+    after = scan(host(tmp_path, ("error", "the prober hung", {})), (PROVIDER,), before)
+    assert after.instances == before.instances
+    assert after.control == before.control
+    assert [problem.reason for problem in after.problems] == ["the prober hung"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("00000000:1B:00.0", "0000:1b:00.0"), ("00010000:01:00.0", "10000:01:00.0")],
+)
+def test_bus_ids_are_written_as_sysfs_does(given: str, expected: str) -> None:
+    assert pci_address(given) == expected
