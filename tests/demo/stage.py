@@ -65,6 +65,7 @@ class Stage:
     def __enter__(self) -> Self:
         if self.cgroup:
             self.cgroup.mkdir()
+            self.devices.parent.mkdir(exist_ok=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -133,6 +133,15 @@ class Machine:
             pytest.fail(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         return done
 
+    def put(self, file: Path, name: str) -> None:
+        """Copy a program into the container."""
+        with file.open("rb") as source:
+            subprocess.run(
+                ["nsenter", "-t", str(self.leader), "-a", "--", "sh", "-c", f'cat >"{name}"'],
+                check=True, stdin=source, timeout=60,
+            )  # fmt: skip
+        self.run("chmod", "755", name)
+
     def show(self, unit: str, name: str) -> str:
         """Give one property of a unit."""
         return self.run("systemctl", "show", "--value", "-p", name, unit).stdout.strip()
