@@ -66,7 +66,8 @@ def read() -> Table:
         names = {link.index: link.name for link in links}
         out = {
             index
-            for message in _dump(opened, rtmsg, RTM_GETROUTE)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for message in _dump(opened, rtmsg, RTM_GETROUTE, family)
             if message["dst_len"] == 0 and message["type"] == RTN_UNICAST
             for index in _interfaces(message)
         }
@@ -80,8 +81,9 @@ def _interfaces(route: Any) -> Iterator[int]:
         yield hop["oif"]
 
 
-def _dump(opened: socket.socket, kind: Any, request: int) -> Iterator[Any]:
+def _dump(opened: socket.socket, kind: Any, request: int, family: int = 0) -> Iterator[Any]:
     message = kind()
+    message["family"] = family
     message["header"]["type"] = request
     message["header"]["flags"] = NLM_F_REQUEST | NLM_F_DUMP
     message.encode()

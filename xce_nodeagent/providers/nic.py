@@ -114,14 +114,18 @@ def _pairs(
 ) -> Iterator[tuple[Interface | None, RdmaPort | None]]:
     """Pair interfaces with RDMA ports; an RDMA port on PCI may have no interface, as with EFA."""
     used: set[tuple[str, int]] = set()
+    identities: set[str] = set()
     for card in cards:
         port = interface.match(card, ports)
         if port:
             used.add((port.device, port.port))
+        identities.add(_identity(card, port))
         yield card, port
     for port in ports:
         if port.place and (port.device, port.port) not in used and not port.netdev:
-            yield None, port
+            identity = _identity(None, port)
+            if identity not in identities:
+                yield None, port
 
 
 def _identity(card: Interface | None, port: RdmaPort | None) -> str:
