@@ -55,6 +55,7 @@ class Stage:
             "XCE_NODEAGENT_CONFIG": str(self.config),
             "XCE_NODEAGENT_STATE_DIR": str(self.folder / "state"),
             "XCE_NODEAGENT_RUNTIME_DIR": str(self.folder / "run"),
+            "COLUMNS": str(_columns()),
         }
 
     @property
@@ -209,6 +210,11 @@ class Stage:
         with contextlib.suppress(OSError):
             self.devices.parent.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _columns() -> int:
+    """Give the width that tables may have; where nobody looks, enough for every column."""
+    return shutil.get_terminal_size().columns - 5 if sys.stdout.isatty() else 110
 
 
 def _descendants(pid: int) -> set[int]:
