@@ -104,7 +104,11 @@ def others_are_served(path: str) -> None:
 
 
 FUZZ = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    # No database: a checkout may be read-only to who runs its tests.
+    max_examples=150,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -152,7 +156,7 @@ def test_a_message_with_a_byte_changed(
     others_are_served(served)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, database=None)
 @given(st.integers(-100, 300_000), st.sampled_from([b"x", b"[", b'{"a":', b" ", b"9", b"\xff"]))
 def test_sizes_about_the_limit(served: str, beyond: int, filler: bytes) -> None:
     data = (filler * (wire.MESSAGE_LIMIT + beyond))[: wire.MESSAGE_LIMIT + beyond] + b"\0"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 import pytest
 
-from xce_nodeagent.daemon.server import Limits, Server, listen
+from xce_nodeagent.daemon.server import Limits, Peer, Server, listen
 from xce_nodeagent.errors import Conflict
 from xce_nodeagent.model import wire
 
@@ -346,8 +347,8 @@ def test_a_fault_of_ours_is_internal_and_logged_once(agents: ModuleType, tmp_pat
     assert log.read_text().count("ZeroDivisionError: a fault that a test asked for") == 2
 
 
-def as_user(uid: int, path: str, calls: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Make calls as another user, in a process of its own."""
+def as_user(uid: int, act: Callable[[], Any]) -> Any:
+    """Do something as another user, in a process of its own; give what it gave."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -355,9 +356,7 @@ def as_user(uid: int, path: str, calls: list[tuple[str, Any]]) -> list[dict[str,
             os.close(reading)
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            with Client(path) as client:
-                replies = [client.call(*call) for call in calls]
-            os.write(writing, json.dumps(replies).encode())
+            os.write(writing, json.dumps(act()).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -367,24 +366,88 @@ def as_user(uid: int, path: str, calls: list[tuple[str, Any]]) -> list[dict[str,
     return json.loads(data)
 
 
-@pytest.mark.needs("root")
-def test_a_foreign_user_may_look_and_not_touch(
-    agents: ModuleType,
-) -> None:
-    # pytest's own folders let no other user pass.
+def calling(path: str, *calls: tuple[str, Any]) -> list[dict[str, Any]]:
+    with Client(path) as client:
+        return [client.call(*call) for call in calls]
+
+
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A folder that lets other users pass, which pytest's own do not."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)  # noqa: S103  # the other user must get to the socket
-        with agents.running(Path(directory)) as path:
-            touching = [
-                ("Prepare", {"job": "1"}), ("Prepare", {"job": 1}), ("Release", {"job": "1"}),
-                ("Reconcile", {"jobs": []}), ("Drain", {"id": "GPU-1", "reason": ""}),
-                ("Undrain", {"id": "GPU-1"}),
-            ]  # fmt: skip
-            replies = as_user(61000, path, touching)
-            assert [code(reply) for reply in replies] == ["not_permitted"] * len(touching)
-            assert replies[0]["parameters"]["details"] == {"uid": 61000}
-            looking = [("GetInventory", None), ("ListBindings", None), ("Doctor", None)]
-            assert all("error" not in reply for reply in as_user(61000, path, looking))
+        yield Path(directory)
+
+
+@pytest.mark.needs("root")
+def test_a_foreign_user_may_look_and_not_touch(agents: ModuleType, passable: Path) -> None:
+    with agents.running(passable) as path:
+        touching = [
+            ("Prepare", {"job": "1"}), ("Prepare", {"job": 1}), ("Release", {"job": "1"}),
+            ("Reconcile", {"jobs": []}), ("Drain", {"id": "GPU-1", "reason": ""}),
+            ("Undrain", {"id": "GPU-1"}),
+        ]  # fmt: skip
+        replies = as_user(61000, lambda: calling(path, *touching))
+        assert [code(reply) for reply in replies] == ["not_permitted"] * len(touching)
+        assert replies[0]["parameters"]["details"] == {"uid": 61000}
+        looking = [("GetInventory", None), ("ListBindings", None), ("Doctor", None)]
+        replies = as_user(61000, lambda: calling(path, *looking))
+        assert all("error" not in reply for reply in replies)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("limit", [("--per-uid", "2"), ("--connections", "4")])
+def test_foreign_users_cannot_take_all_connections(
+    agents: ModuleType, passable: Path, limit: tuple[str, str]
+) -> None:
+    def crowd() -> Any:
+        with ExitStack() as stack:
+            inside = [stack.enter_context(Client(path)) for _ in range(2)]
+            first = [client.call("Doctor") for client in inside]
+            refused = stack.enter_context(Client(path)).answer()
+            inside[0].sock.close()
+            inside[1].call("Doctor")
+            return [*first, refused, *calling(path, ("Doctor", None))]
+
+    with agents.running(passable, *limit) as path, Client(path) as worker:
+        *first, refused, again = as_user(61000, crowd)
+        assert all("error" not in reply for reply in [*first, again])
+        assert code(refused) == "not_ready"
+        assert "checks" in worker.call("Doctor")["parameters"]
+
+
+def test_an_agent_that_stops_tells_who_waits(agents: ModuleType, tmp_path: Path) -> None:
+    with agents.running(tmp_path) as path:
+        client = Client(path)
+        client.send("Prepare", {"job": "waits"})
+        client.send("Prepare", {"job": "behind"})
+        with Client(path) as other:
+            other.call("Doctor")  # so that the first has been taken
+    with client:
+        assert code(client.answer()) == "not_ready"
+        assert client.ended()
+
+
+def test_out_of_descriptors_it_serves_who_is_in_and_recovers(agent: str) -> None:
+    with Client(agent) as inside, ExitStack() as stack:
+        inside.call("Doctor")
+        # A unix socket's peer credentials are those of the process that listens.
+        pid = Peer.of(inside.sock).pid
+        used = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
+        free = min(set(range(len(used) + 1)) - used)
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            late = stack.enter_context(Client(agent))
+            late.send("Doctor")
+            assert "checks" in inside.call("Doctor")["parameters"]
+            late.sock.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                late.answer()
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        late.sock.settimeout(10)
+        assert "checks" in late.answer()["parameters"]
 
 
 def test_too_many_connections_are_told_and_the_others_served(

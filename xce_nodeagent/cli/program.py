@@ -163,12 +163,15 @@ def become(command: Sequence[str], env: dict[str, str]) -> NoReturn:
     """Become the command, with `env` over our own; end as a shell does when that fails."""
     for name in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, commands must not
         signal.signal(name, signal.SIG_DFL)
+    env = {**os.environ, **env}
     try:
-        os.execvpe(command[0], list(command), {**os.environ, **env})  # noqa: S606  # asked for
-    except FileNotFoundError:
-        why, status = "there is no such command", _NOT_FOUND
+        os.execvpe(command[0], list(command), env)  # noqa: S606  # asked for
     except OSError as error:
         why, status = error.strerror or str(error), _NOT_EXECUTABLE
+        # A folder of PATH that we may not enter says EACCES for a name that is nowhere.
+        places = [""] if "/" in command[0] else os.get_exec_path(env)
+        if not any(os.path.lexists(os.path.join(place, command[0])) for place in places):
+            why, status = "there is no such command", _NOT_FOUND
     except ValueError as error:  # a NUL in a word
         why, status = str(error), _NOT_EXECUTABLE
     click.echo(f"xce-nodeagent: {command[0]}: {why}", err=True)
