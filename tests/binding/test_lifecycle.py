@@ -310,7 +310,6 @@ def test_a_cgroup_outside_the_allowed_roots_is_refused_before_it_is_looked_at(no
         ({"instances": ("GPU-1", "GPU-1")}, errors.BadRequest),
         ({"instances": ("ports",)}, errors.BadPort),
         ({"generation": "nonsense"}, errors.BadRequest),
-        ({"uid": -1}, errors.BadRequest),
     ],
 )
 def test_bad_input_gets_the_pinned_error_and_changes_nothing(node, ask, error):

@@ -41,8 +41,6 @@ def demand(ask: wire.Prepare) -> Demand:
         raise BadRequest(f"request: expected at most {REQUEST_LIMIT} characters")
     if ask.cgroup is not None and ask.pid is not None:
         raise BadRequest("cgroup and pid: expected one of them; --pid takes the process's cgroup")
-    if ask.uid is not None and not 0 <= ask.uid < 1 << 32:
-        raise BadRequest(f"uid {ask.uid}: expected a user id, 0 to 4294967295")
     return Demand(
         job=job,
         attempt=attempt,

@@ -72,7 +72,14 @@ def claim(where: Places) -> int:
 
     Raises NotReady when another agent has it.
     """
-    descriptor = os.open(where.runtime / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = where.runtime / "agent.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise BadConfig(
+            f"{path}: {error.strerror}: the agent, as uid {os.geteuid()}, must get to this folder"
+            " and write in it; set XCE_NODEAGENT_RUNTIME_DIR to one where it can"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -194,12 +194,20 @@ class Daemon:
             clock=time.time,
         )
         self._lifecycle = lifecycle
+        # The witness is for later; but no helper is to be started on a job's path.
+        self._spawn(self._start_witness())
         await self.survey.refresh()
         counts = await recover(self.ledger, self._executor, lifecycle)
         if counts:
             text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             log.info("bindings after the start: %s", text)
         return lifecycle
+
+    async def _start_witness(self) -> None:
+        try:
+            await self.witness.start()
+        except AgentError as error:
+            log.warning("there is no witness: %s", error.message)
 
     def _serve(self, lifecycle: Lifecycle) -> Server:
         self.agent = Agent(

@@ -1,0 +1,238 @@
+"""A real agent, as root, with everything of its own: folders, cgroups, device nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 20.0
+
+
+class Refused(Exception):
+    """An error answer of the agent."""
+
+    def __init__(self, name: str, parameters: dict[str, Any]) -> None:
+        super().__init__(f"{name}: {parameters.get('message')}")
+        self.code = parameters.get("code")
+        self.error_class = parameters.get("class")
+        self.details = parameters.get("details")
+
+
+class Running:
+    """An agent and what it may touch. `call` speaks to its socket, `process_in` runs in a job."""
+
+    def __init__(self, folder: Path, home: Path, other: Path, devices: Path) -> None:
+        self.folder, self.home, self.other, self.devices = folder, home, other, devices
+        self.config = folder / "config.toml"
+        self.extra = ""
+        self.log = folder / "log"
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("XCE_")},
+            "XCE_NODEAGENT_CONFIG": str(self.config),
+            "XCE_NODEAGENT_STATE_DIR": str(folder / "state"),
+            "XCE_NODEAGENT_RUNTIME_DIR": str(folder / "run"),
+        }
+        self.socket = folder / "run" / "agent.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, profile: str = "dgx-h100") -> None:
+        self.config.write_text(
+            f"""[agent]
+cgroup_root = "{self.home}"
+cgroup_allowed_roots = ["{self.other}"]
+[access]
+prepare_uids = [12345]
+[simulate]
+device_directory = "{self.devices}"
+{self.extra}
+""",
+            "utf-8",
+        )
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "xce_nodeagent", "run", "--simulate", profile],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+            )
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it serves; fail with its log when it ends instead."""
+        assert self.process is not None
+        until = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError):
+                self.call("ListBindings")
+                return
+            if self.process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"the agent does not serve:\n{self.log.read_text('utf-8')}")
+            select.select([], [], [], 0.02)
+
+    def kill(self) -> None:
+        """Kill it in the middle of whatever it does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def stop(self) -> int:
+        """End it as systemd would."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(PATIENCE)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method; raise Refused for an error answer."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(PATIENCE)
+            client.connect(str(self.socket))
+            message = {"method": f"io.xce.NodeAgent.{method}", "parameters": parameters}
+            client.sendall(json.dumps(message).encode() + b"\0")
+            data = b""
+            while not data.endswith(b"\0"):
+                chunk = client.recv(1 << 16)
+                if not chunk:
+                    raise ConnectionResetError("the agent closed the connection")
+                data += chunk
+        answer = json.loads(data[:-1])
+        if "error" in answer:
+            raise Refused(answer["error"], answer["parameters"])
+        return answer["parameters"]
+
+    def instances(self, kind: str) -> list[dict[str, Any]]:
+        """Give the simulated instances of a type."""
+        found = self.call("GetInventory")["instances"]
+        return [i for i in found if i["type"] == kind and i["provider"] == "simulated"]
+
+
+OPENER = """
+import errno, os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+for line in sys.stdin:
+    path, mode = line.split()
+    try:
+        os.close(os.open(path, os.O_RDWR if mode == "rw" else os.O_RDONLY))
+        print("open", flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+"""
+
+
+class InJob:
+    """A process in a cgroup that opens what it is told to."""
+
+    def __init__(self, cgroup: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", OPENER, cgroup],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def opens(self, path: str, mode: str = "rw") -> str:
+        """Say how it went: `open`, or the error's name; ENXIO means that the fence let it by."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{path} {mode}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def in_job() -> Iterator[Any]:
+    """Start processes in cgroups; all of them are ended."""
+    started: list[InJob] = []
+
+    def start(cgroup: str) -> InJob:
+        started.append(InJob(cgroup))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+def _remove(cgroup: Path) -> None:
+    for below in sorted((p for p in cgroup.rglob("*") if p.is_dir()), reverse=True):
+        with contextlib.suppress(OSError):
+            below.rmdir()
+    with contextlib.suppress(OSError):
+        cgroup.rmdir()
+
+
+@pytest.fixture(params=["cgroup2", "cgroup1"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The kind of hierarchy in which the jobs are."""
+    return str(request.param)
+
+
+@pytest.fixture
+def mount(backend: str, request: pytest.FixtureRequest) -> Path:
+    """Where that hierarchy is mounted."""
+    return Path(request.getfixturevalue(f"{backend}_mount"))
+
+
+@pytest.fixture
+def agent(mount: Path) -> Iterator[Running]:
+    """An agent that serves, for one test."""
+    with serving(mount) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def steady(cgroup2_mount: Path) -> Iterator[Running]:
+    """An agent for tests that leave it as they found it."""
+    with serving(cgroup2_mount) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def serving(mount: Path) -> Iterator[Running]:
+    """Run an agent; nothing of it is left, whatever happens."""
+    name = f"xce-test-{os.getpid()}-{secrets.token_hex(4)}"
+    top = mount / name
+    devices = Path("/dev") / name
+    # The agent is another user, and must get to its folder; pytest's own are closed to others.
+    folder = Path(tempfile.mkdtemp(prefix="xce-test-"))
+    folder.chmod(0o755)
+    top.mkdir()
+    other = top / "other"
+    other.mkdir()
+    running = Running(folder, top / "jobs", other, devices)
+    try:
+        running.start()
+        yield running
+    finally:
+        if running.process is not None and running.process.poll() is None:
+            running.process.send_signal(signal.SIGTERM)
+            try:
+                running.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+        _remove(top)
+        shutil.rmtree(folder)
+        for node in sorted(devices.rglob("*"), reverse=True) if devices.exists() else ():
+            node.rmdir() if node.is_dir() else node.unlink()
+        if devices.exists():
+            devices.rmdir()
