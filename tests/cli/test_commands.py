@@ -271,3 +271,20 @@ def test_help_loads_no_command() -> None:
     )
     shown = subprocess.check_output([sys.executable, "-c", script], text=True)
     assert shown.splitlines()[-1] == "[]"
+
+
+def test_a_uuid_stays_on_one_line_of_the_jobs_at_80_columns() -> None:
+    held = ["GPU-1e0bce46-ca1e-5969-8fb3-502ccf21aa9a", "MIG-d31ab24d-f33d-5e0d-81c9-68dffbaf0acc"]
+    binding = {
+        "job": "1234", "attempt": "", "state": "bound", "since": 1.7e9, "populated": True,
+        "instances": held, "ports": [],
+    }  # fmt: skip
+    script = (
+        "import json, sys; from xce_nodeagent.cli.table import jobs_table;"
+        "sys.stdout.write(jobs_table(json.load(sys.stdin)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], input=json.dumps([binding]), text=True,
+        env=environment(""), capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    assert [line.split()[-1] for line in shown.splitlines()[1:]] == held

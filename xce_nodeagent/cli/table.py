@@ -90,13 +90,13 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
     """Show bindings, a line for each."""
     if not bindings:
         return "no job holds anything\n"
-    table = _table("JOB", "STATE", "SINCE", "PROCESSES", "HOLDS")
+    table = _table("JOB", "STATE", "SINCE", "PROCS", "HOLDS")
     for binding in bindings:
         populated = {True: "yes", False: "none", None: "?"}[binding["populated"]]
         table.add_row(
             Text(_run_of(binding)),
             Text(binding["state"]),
-            Text(_when(binding["since"])),
+            Text(_when(binding["since"])[:16]),  # to the minute: a UUID must fit beside it
             Text(populated),
             Text("\n".join(_held(binding)) or "nothing"),
         )
