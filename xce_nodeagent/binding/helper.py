@@ -143,8 +143,7 @@ class _Line:
         except BlockingIOError:
             return
         except ConnectionResetError:
-            self._reset = True
-            self._lost(self, "it has ended")
+            self._reset = True  # what it has answered is still to come, and then its end
             return
         except (Violation, msgspec.DecodeError) as violation:
             self._lost(self, f"it broke the protocol: {violation}")

@@ -91,8 +91,9 @@ class Channel:
         """Wait for the next packet; None when the other end is closed.
 
         Raise Violation when the packet is too long or carries what it may not, BlockingIOError
-        when the socket is non-blocking and there is none, and ConnectionResetError when the other
-        end was closed and has not read all that was sent to it.
+        when the socket is non-blocking and there is none, and, once, ConnectionResetError when the
+        other end was closed and has not read all that was sent to it; what it sent itself can be
+        received after that.
         """
         length, ancillary, flags, _ = self._end.recvmsg_into(
             [self._buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC

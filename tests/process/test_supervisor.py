@@ -1,0 +1,279 @@
+"""The supervisor: who gets a helper, how many there are, and that nothing stays."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xce_nodeagent.binding.helper import Helper
+from xce_nodeagent.binding.supply import Supply, listening
+from xce_nodeagent.errors import BadConfig, NotReady
+from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged.channel import Channel, encode
+from xce_nodeagent.privileged.door import Listening
+from xce_nodeagent.privileged.notify import Notify
+
+SOCKET = ("--socket", "FOLDER/helpers.sock")
+
+
+def dial(one):
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.settimeout(10)
+    end.connect(str(one.folder / "helpers.sock"))
+    return end
+
+
+def up(one):
+    one.until(lambda: len(one.children()) == 3 and one.descriptors(), "three spares")
+    return set(one.children())
+
+
+def given(end, role):
+    """Ask for a helper; give its pid and socket."""
+    end.send(encode(ops.Next(role)))
+    packet = Channel(end).receive()
+    assert packet is not None
+    (descriptor,) = packet.descriptors
+    return socket.socket(fileno=descriptor)
+
+
+def test_the_socket_outlives_the_agent_and_the_agents_helpers_do_not(stage):
+    one = stage(*SOCKET)
+    up(one)
+    for _ in range(3):
+        with dial(one) as end:
+            helpers = [given(end, role) for role in ("binder", "prober", "witness")]
+            one.until(lambda: len(one.children()) == 6, "live and spare of each")
+            for helper in helpers:
+                helper.close()
+        up(one)
+    one.process.send_signal(signal.SIGTERM)
+    assert one.process.wait(10) == 0
+
+
+def test_a_helper_that_hangs_when_its_agent_has_gone_is_killed(stage):
+    one = stage(*SOCKET, "--grace", "0.3")
+    before = up(one)
+    with dial(one) as end, given(end, "witness"):
+        live = before & set(one.children())
+        (pid,) = [
+            pid for pid in live if Path(f"/proc/{pid}/comm").read_text("ascii") == "xce-witness\n"
+        ]
+        os.kill(pid, signal.SIGSTOP)
+    one.until(lambda: pid not in one.children(), "the stopped one was killed")
+    up(one)
+    assert f"witness {pid} does not end by itself: killed" in one.log.read_text()
+
+
+def test_a_second_agent_is_refused_while_the_first_is_there(stage):
+    one = stage(*SOCKET)
+    up(one)
+    with dial(one) as first:
+        given(first, "witness").close()
+        with dial(one) as second:
+            assert second.recv(100) == b""
+        given(first, "witness").close()
+    assert "second agent" in one.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [b"\xc1", encode(ops.Take()), encode(ops.Next("binder"))[:-1], b"x" * (ops.MESSAGE_LIMIT + 1)],
+)
+def test_whatever_is_not_next_ends_the_connection_and_not_the_supervisor(stage, packet):
+    one = stage(*SOCKET)
+    up(one)
+    with dial(one) as end:
+        end.send(packet)
+        assert end.recv(100) == b""
+    with dial(one) as end:
+        given(end, "binder").close()
+    assert "violation by the agent" in one.log.read_text()
+
+
+def test_a_descriptor_that_comes_with_next_is_closed(stage):
+    one = stage(*SOCKET)
+    up(one)
+    before = one.descriptors()
+    with dial(one) as end:
+        socket.send_fds(end, [encode(ops.Next("binder"))], [0])
+        assert end.recv(100) == b""
+    one.until(lambda: one.descriptors() == before, "as many descriptors as before")
+
+
+def test_spares_that_die_are_replaced_slower_and_slower(stage):
+    one = stage(*SOCKET, "--broken", "witness")
+    one.until(lambda: one.log.read_text().count("starting witness") >= 4, "some deaths")
+    # 0, 0.2, 0.4, 0.8 s between them: the log cannot hold many yet.
+    assert one.log.read_text().count("starting witness") < 10
+    with dial(one) as end:
+        end.send(encode(ops.Next("witness")))
+        assert b"not_ready" in end.recv(1000)
+        given(end, "binder").close()
+
+
+def test_a_spare_that_is_killed_is_replaced_at_once(stage):
+    one = stage(*SOCKET)
+    victim = min(up(one))
+    os.kill(victim, signal.SIGKILL)
+    one.until(lambda: victim not in one.children() and len(one.children()) == 3, "replaced")
+    assert f"{victim}: killed by signal 9 (SIGKILL)" in one.log.read_text()
+
+
+def test_the_processes_have_names(stage):
+    one = stage(*SOCKET)
+    pids = up(one)
+    comms = sorted(Path(f"/proc/{pid}/comm").read_text("ascii").strip() for pid in pids)
+    titles = sorted(
+        Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode() for pid in pids
+    )
+    assert comms == titles == ["xce-binder", "xce-prober", "xce-witness"]
+
+
+def test_helpers_hold_nothing_but_their_own_socket(stage):
+    one = stage(*SOCKET)
+    up(one)
+    with dial(one) as end, given(end, "binder"):
+        one.until(lambda: len(one.children()) == 4 and one.descriptors(), "the spare is there")
+        for pid in one.children():
+            held = [int(name) for name in os.listdir(f"/proc/{pid}/fd") if int(name) > 2]
+            links = [os.readlink(f"/proc/{pid}/fd/{number}") for number in held]
+            sockets = [link for link in links if link.startswith("socket:")]
+            assert len(sockets) == 1, links
+            assert all(link.startswith(("socket:", str(one.folder))) for link in links), links
+
+
+def test_nobody_wakes_up_while_there_is_nothing_to_do(stage):
+    one = stage(*SOCKET)
+    pids = [*up(one), one.process.pid]
+
+    def switches():
+        text = "".join(Path(f"/proc/{pid}/status").read_text("ascii") for pid in pids)
+        return [line for line in text.splitlines() if line.startswith("voluntary_ctxt")]
+
+    before = switches()
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.process.wait(1.5)
+    assert switches() == before
+
+
+@pytest.mark.needs("root")
+def test_the_socket_is_the_agents_and_nobody_elses(stage):
+    one = stage(*SOCKET, "--agent-uid", "65534")
+    up(one)
+    path = one.folder / "helpers.sock"
+    found = path.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (65534, 0o600)
+    with dial(one) as end:  # root may connect, and is not the agent
+        assert end.recv(100) == b""
+    assert "uid 0 wants a helper: refused, expected uid 65534" in one.log.read_text()
+    code = (
+        "import os, socket, sys\n"
+        "os.setgroups([]); os.setresgid(*[int(sys.argv[2])] * 3)\n"
+        "os.setresuid(*[int(sys.argv[2])] * 3)\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "s.settimeout(10); s.connect(sys.argv[1])\n"
+        "s.send(bytes.fromhex(sys.argv[3])); print(s.recv(100)[:20])\n"
+    )
+
+    def as_user(uid):
+        return subprocess.run(
+            [sys.executable, "-c", code, str(path), uid, encode(ops.Next("witness")).hex()],
+            capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
+
+    assert "given" in as_user("65534").stdout
+    assert "PermissionError" in as_user("65533").stderr
+
+
+def test_a_folder_that_others_can_write_to_is_no_place_for_the_socket(tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(BadConfig, match="nobody else can write to"):
+        Listening(str(folder / "s"), os.getuid(), lambda _: None)
+
+
+@pytest.mark.needs("root")
+def test_a_link_in_the_agents_own_folder_gives_away_nothing_else(tmp_path):
+    """The agent's folder, the agent's link: what is there already is not what we made."""
+    tmp_path.chmod(0o755)
+    os.chown(tmp_path, 65534, 65534)
+    victim = tmp_path / "victim"
+    victim.write_text("x")
+    (tmp_path / "s").symlink_to(victim)
+    door = Listening(str(tmp_path / "s"), 65534, lambda _: None)
+    door.close()
+    assert victim.stat().st_uid == 0
+    assert (tmp_path / "s").lstat().st_uid == 65534
+
+
+def test_systemd_is_told_when_the_spares_are_there_and_that_we_live(stage, tmp_path):
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.settimeout(10)
+        one = stage(*SOCKET, env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "200000"})
+        told = [manager.recv(100) for _ in range(4)]
+        while b"READY=1" not in told:
+            told.append(manager.recv(100))
+        assert len(one.children()) == 3
+        assert b"WATCHDOG=1" in told
+        assert manager.recv(100) == b"WATCHDOG=1"
+        one.process.send_signal(signal.SIGTERM)
+        while told[-1] != b"STOPPING=1":
+            told.append(manager.recv(100))
+        assert one.process.wait(10) == 0
+    assert told.count(b"READY=1") == 1
+
+
+def test_without_a_manager_nothing_is_told():
+    notify = Notify({})
+    notify("READY=1")
+    assert notify.watchdog == 0
+    Notify({"NOTIFY_SOCKET": "/nowhere/at/all"})("READY=1")
+
+
+def test_the_agent_finds_its_helpers_again_when_the_supervisor_was_restarted(stage):
+    one = stage(*SOCKET)
+    up(one)
+
+    async def main():
+        supply = Supply(listening(str(one.folder / "helpers.sock")), patience=20)
+        binder = Helper("binder", supply, ops.BinderAnswer, greeting=lambda: (ops.Take(),))
+        try:
+            await binder.start()
+            first = binder.pid
+            one.process.kill()
+            one.process.wait()
+            waiting = asyncio.create_task(binder.call(ops.Manage(())))
+            await asyncio.sleep(0.1)
+            two = await asyncio.to_thread(
+                stage, "--socket", str(one.folder / "helpers.sock"), lock=one.lock
+            )
+            assert isinstance(await waiting, ops.Done)
+            assert binder.pid in two.children()
+            assert binder.pid != first
+        finally:
+            binder.close()
+            supply.close()
+
+    asyncio.run(main())
+
+
+def test_a_supervisor_that_never_comes_is_told_in_time(tmp_path):
+    async def main():
+        supply = Supply(listening(str(tmp_path / "none.sock")), patience=0.3)
+        witness = Helper("witness", supply, ops.WitnessAnswer)
+        with pytest.raises(NotReady, match=r"no witness within 0\.3 seconds"):
+            await witness.call(ops.Look())
+        witness.close()
+        supply.close()
+
+    asyncio.run(main())
