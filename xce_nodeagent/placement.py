@@ -3,9 +3,9 @@
 A request with counts is met from what is healthy, not drained, free, and of other silicon than
 what is held or chosen already. Then, in this order:
 
-- Cards stay together: within one NVLink domain if that can be, within it one NUMA node, within
-  it one PCIe switch. Of several groups that are large enough, the smallest is taken, so that the
-  larger ones stay whole for larger jobs.
+- Cards stay together: below one PCIe switch if that can be, else on one NUMA node, else in one
+  NVLink domain; slices on one card. Of several such groups that are large enough the smallest is
+  taken, so that the larger ones stay whole for larger jobs.
 - A NIC is as near to its card as can be: below the same PCIe bridge (the more they share, the
   nearer), else on the same NUMA node. Of those that are equally near, the one of a rail comes
   first. The cards take turns. A job without cards takes NICs of no rail first.
@@ -165,14 +165,13 @@ class _Choosing:
         """Take cards that are close together; near to those that the job has, if it has any."""
         if count >= len(free):
             return list(free)
+        places = [self._place(card) for card in free]
         if self._cards:
-            places = [self._place(card) for card in self._cards]
-            by_distance = sorted(
-                range(len(free)),
-                key=lambda at: (min(_distance(self._place(free[at]), p) for p in places), at),
-            )
-            return [free[at] for at in by_distance[:count]]
-        return _gather([(_levels(self._place(card), card), card) for card in free], count, 0)
+            homes = set(map(self._place, self._cards))
+            far = [min(_distance(place, home) for home in homes) for place in places]
+            return [free[at] for at in sorted(range(len(free)), key=far.__getitem__)[:count]]
+        grouped = _grouped(free, places)
+        return [free[at] for at in _gather(range(len(free)), grouped, count)]
 
     # ---- NICs -------------------------------------------------------------------------------
 
@@ -237,33 +236,46 @@ def _distance(one: _Place, other: _Place) -> int:
     return 0 if one.numa == other.numa != -1 else 1
 
 
-def _levels(place: _Place, card: Instance) -> tuple[Any, ...]:
-    """Give what a card shares with others, from the widest to the narrowest."""
-    return (not place.domain, place.domain), place.numa, place.path[:2], place.path, card.parent
+def _grouped(cards: Sequence[Instance], places: Sequence[_Place]) -> list[tuple[int, ...]]:
+    """Give for each card the groups that it is in, from the widest (all cards) to the narrowest.
+
+    Groups are numbers: two cards have one number at a level if they share all levels down to it.
+    """
+    numbers: dict[tuple[int, Any], int] = {}
+    grouped = []
+    for card, place in zip(cards, places, strict=True):
+        group, groups = 0, [0]
+        for shared in (place.domain, place.numa, place.path[:2], place.path, card.parent):
+            group = numbers.setdefault((group, shared), len(numbers) + 1)
+            groups.append(group)
+        grouped.append(tuple(groups))
+    return grouped
 
 
-def _gather(
-    cards: Sequence[tuple[tuple[Any, ...], Instance]], count: int, level: int
-) -> list[Instance]:
-    """Take cards out of the smallest group that has enough, else the largest groups first.
+def _gather(cards: Sequence[int], grouped: Sequence[tuple[int, ...]], count: int) -> list[int]:
+    """Take cards out of the narrowest group that has enough, and of those the smallest.
 
-    Cards come in PCI order, and groups in the order of their first card, so every tie has one end.
+    In a group whose parts are all too small the largest part is taken whole, and the rest is
+    gathered in the same way. Cards are given by their places in PCI order; a tie goes to the group
+    whose first card is first.
     """
     if count >= len(cards):
-        return [card for _, card in cards[:count]]
-    if level == len(cards[0][0]):
-        return [card for _, card in cards[:count]]
-    groups: dict[Any, list[tuple[tuple[Any, ...], Instance]]] = {}
-    for entry in cards:
-        groups.setdefault(entry[0][level], []).append(entry)
-    if len(groups) == 1:
-        return _gather(cards, count, level + 1)
-    fitting = [group for group in groups.values() if len(group) >= count]
-    if fitting:
-        return _gather(min(fitting, key=len), count, level + 1)
-    largest = max(groups.values(), key=len)
-    rest = [entry for entry in cards if entry[0][level] != largest[0][0][level]]
-    return [card for _, card in largest] + _gather(rest, count - len(largest), level)
+        return list(cards)
+    levels = range(len(grouped[0]))
+    sizes = Counter(group for card in cards for group in grouped[card])
+    level = max(at for at in levels if any(sizes[grouped[card][at]] >= count for card in cards))
+    first = min(
+        (card for card in cards if sizes[grouped[card][level]] >= count),
+        key=lambda card: [sizes[group] for group in reversed(grouped[card][: level + 1])],
+    )
+    group = [card for card in cards if grouped[card][level] == grouped[first][level]]
+    if level == levels[-1]:
+        return group[:count]
+    most = max(group, key=lambda card: sizes[grouped[card][level + 1]])
+    largest = grouped[most][level + 1]
+    taken = [card for card in group if grouped[card][level + 1] == largest]
+    rest = [card for card in group if grouped[card][level + 1] != largest]
+    return taken + _gather(rest, grouped, count - len(taken))
 
 
 def _summary(reasons: Iterable[str]) -> str:
