@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -92,7 +93,7 @@ class Prisoner:
 
     def mknod(self, device: Device) -> str:
         mode = stat.S_IFCHR if device.type == "c" else stat.S_IFBLK
-        return self._tell("mknod", self._scratch / "new", oct(mode)[2:], device.major, device.minor)
+        return self._tell("mknod", self._scratch / "new", f"{mode:o}", device.major, device.minor)
 
     def may(self, node: Path, device: Device, access: Access) -> bool:
         """Try an access for real. Behind these nodes is no driver: ENXIO means let through."""
@@ -234,9 +235,11 @@ class World:
         return answer
 
     def end(self) -> None:
-        self.binder.close(tidy=False)
-        for folder, _, _ in os.walk(self.base, topdown=False):
-            Path(folder).rmdir()
+        try:
+            self.binder.close(tidy=False)
+        finally:
+            for folder, _, _ in os.walk(self.base, topdown=False):
+                Path(folder).rmdir()
 
 
 _numbers = itertools.count()
@@ -248,17 +251,16 @@ V1 = pytest.param("cgroup1", marks=pytest.mark.needs("root", "cgroup1"))
 
 @pytest.fixture
 def make_world(request: pytest.FixtureRequest) -> Iterator[Callable[[str], World]]:
-    made: list[World] = []
+    with contextlib.ExitStack() as made:
 
-    def make(kind: str) -> World:
-        backend: Backend = "cgroup1" if kind == "cgroup1" else "cgroup2"
-        mount = request.getfixturevalue(f"{backend}_mount")
-        made.append(World(backend, mount, shared=kind != "per-job"))
-        return made[-1]
+        def make(kind: str) -> World:
+            backend: Backend = "cgroup1" if kind == "cgroup1" else "cgroup2"
+            mount = request.getfixturevalue(f"{backend}_mount")
+            world = World(backend, mount, shared=kind != "per-job")
+            made.callback(world.end)
+            return world
 
-    yield make
-    for world in made:
-        world.end()
+        yield make
 
 
 @pytest.fixture(params=[V2, PER_JOB, V1])

@@ -124,12 +124,10 @@ class Binder:
         When nothing is bound any more, the anchor, a home that a binder made, and the simulated
         nodes go too; with `tidy=False` they stay, as if the binder had been killed.
         """
-        if tidy and self._taken is not None and not self._anything_bound():
-            with contextlib.suppress(AgentError, OSError):
+        with contextlib.suppress(AgentError, OSError):
+            if tidy and self._taken is not None and not self._anything_bound():
                 self._tidy()
-        for fence in self._fences.values():
-            fence.close()
-        self._fences.clear()
+        self._close_fences()
         self._taken = None
         self._roots.close()
 
@@ -138,15 +136,19 @@ class Binder:
     def _take(self, request: Take) -> Taken:
         if self._taken is not None:
             return self._taken
-        self._lock = self._take_lock()
+        if self._lock is None:
+            self._lock = self._take_lock()
         self._roots.make_home()
         if self._simulated:
             self._made = simnode.make(self._directory, self._simulated, proc=self._proc)
-        # The ledger may name what is no longer below our roots: it cannot be touched, so it is
-        # not asked either.
+        # What of these is not bound, or not below our roots, is passed over when it is opened.
         self._bound = dict.fromkeys(request.known)
-        program, recovered = self._open_fences()
-        self._find_bound()
+        try:
+            program, recovered = self._open_fences()
+            self._find_bound()
+        except BaseException:
+            self._close_fences()
+            raise
         self._taken = Taken(
             pid=os.getpid(),
             home=self._home,
@@ -156,6 +158,10 @@ class Binder:
             reason="; ".join(f"{backend}: {why}" for backend, why in self._lacking.items() if why),
         )
         return self._taken
+
+    def _close_fences(self) -> None:
+        while self._fences:
+            self._fences.popitem()[1].close()
 
     def _open_fences(self) -> tuple[str, bool]:
         """Open what this host can fence with; give the kind of program, and if it was found."""

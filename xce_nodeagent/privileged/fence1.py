@@ -22,6 +22,7 @@ that it names, opened once.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Iterable
 from typing import Literal
@@ -31,11 +32,15 @@ from cgroupspy.controllers import DevicesController
 from cgroupspy.nodes import Node
 
 from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement
-from xce_nodeagent.model.rule import ALL, Access, Device, Rule, normal, v1_lines
+from xce_nodeagent.model.rule import ALL, Access, Device, Rule, normal
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.fence import beyond, common, each, listed
 from xce_nodeagent.privileged.ops import Verified
 
+# The same few hundred lines are written for every job, and an IntFlag is slow to show.
+_line = functools.lru_cache(8192)(Rule.line)
+
+_ALL = int(ALL)  # an IntFlag is slow to compute with
 _BITS = {
     Access.READ: DeviceAccess.ACCESS_READ,
     Access.WRITE: DeviceAccess.ACCESS_WRITE,
@@ -73,10 +78,9 @@ class Fence1:
         before = () if made else cgroup.grants()
         cgroup.record(common(before, grants))
         self._deny(cgroup, self._managed, grants)
-        _, lines = v1_lines(self._managed, grants)
-        _write(cgroup, "allow", lines)
+        _write(cgroup, "allow", self._lines(grants))
         if not made and (added := beyond(grants, before)):
-            _, more = v1_lines(self._managed, added)
+            more = self._lines(added)
             each(cgroup.descendants(), lambda below: _write(below, "allow", more))
         self._check_wildcards(cgroup, grants)
         cgroup.record(normal(grants))
@@ -107,8 +111,12 @@ class Fence1:
 
     def _deny(self, cgroup: Cgroup, devices: Iterable[Device], grants: Iterable[Rule]) -> None:
         granted = {rule.device: rule.access for rule in normal(grants)}
-        closed = ((device, ALL & ~granted.get(device, 0)) for device in sorted(devices))
-        _write(cgroup, "deny", (Rule(device, bits).line() for device, bits in closed if bits))
+        closed = ((device, _ALL & ~granted.get(device, 0)) for device in sorted(devices))
+        _write(cgroup, "deny", [_line(Rule(device, bits)) for device, bits in closed if bits])
+
+    def _lines(self, grants: Iterable[Rule]) -> list[str]:
+        """Give what is to be allowed. An unmanaged device would widen what an admin narrowed."""
+        return [_line(rule) for rule in normal(grants) if rule.device in self._managed]
 
     # ---- looking ----------------------------------------------------------------------------
 

@@ -228,8 +228,9 @@ def _maps(info: ProgramInfo) -> tuple[int, int] | None:
 class JobFence:
     """A program for each job, its rules in the instructions: where the shared one is refused.
 
-    It costs a load for each change (1 to 2 ms), and one for each job when a device is plugged
-    in. What a job was granted is recorded on its cgroup, because instructions cannot be read back.
+    It costs a load for each change (0.3 ms with 40 managed devices), and one for each job when a
+    device is plugged in. What a job was granted is recorded on its cgroup, because instructions
+    cannot be read back.
     """
 
     kind = "per-job"

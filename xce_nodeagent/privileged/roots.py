@@ -172,10 +172,13 @@ class Roots:
         self._root_fd(self._home)
 
     def home(self) -> Cgroup | None:
-        """Open the home; None when there is none. The caller closes it."""
+        """Open the home; None when there is none, or it was removed. The caller closes it."""
         if self._home is None:
             return None
-        fd = os.dup(self._root_fd(self._home))
+        try:
+            fd = os.dup(self._root_fd(self._home))
+        except FileNotFoundError:
+            return None
         return Cgroup(self._home, fd, -1, self._home.path)  # the name is absolute
 
     # ---- opening ----------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class Roots:
                 return Cgroup(ref, openat2(parent, inside), parent, inside)
             except FileNotFoundError:
                 # The root may have been removed and made again since it was opened.
-                if not again or os.fstat(parent).st_nlink:
+                if not again:
                     raise
                 os.close(self._fds.pop(root))
             except OSError as error:
@@ -208,14 +211,14 @@ class Roots:
                 f"cgroup {ref.path}: the agent makes cgroups directly below {root.path} only",
                 cgroup=ref.path,
             )
-        parent = self._root_fd(root)
         made = True
         try:
-            os.mkdir(inside, 0o755, dir_fd=parent)
+            os.mkdir(inside, 0o755, dir_fd=self._root_fd(root))
         except FileExistsError:
             made = False
         except FileNotFoundError:
-            os.close(self._fds.pop(root))
+            if root in self._fds:
+                os.close(self._fds.pop(root))
             raise Enforcement(
                 f"cgroup {root.path}, the jobs' home, was removed: restart its unit, then retry",
                 cgroup=root.path,
@@ -272,6 +275,8 @@ class Roots:
             return self._fds[root]
         try:
             fd = os.open(root.path, _DIRECTORY)
+        except FileNotFoundError:
+            raise  # what was below it is gone as well
         except OSError as error:
             raise BadCgroup(
                 f"{root.path}, a configured root of cgroups: {error.strerror}", cgroup=root.path

@@ -1,0 +1,440 @@
+"""The binder's operations: what they answer, what they refuse, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.model.instance import DeviceNode
+from xce_nodeagent.model.plan import CgroupRef
+from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
+from xce_nodeagent.privileged.channel import Violation
+from xce_nodeagent.privileged.ops import Bind, Done, Join, Manage, Take, Unbind, Unbound, Verify
+
+
+def test_take_tells_what_can_be_enforced(world):
+    taken = world.take()
+    assert world.backend in taken.backends
+    assert (taken.pid, taken.home, taken.recovered) == (os.getpid(), world.home, False)
+    assert world.take() == taken
+
+
+def test_lock_is_taken_before_anything_is_touched(world):
+    def refuse():
+        assert not os.path.exists(world.home.path)
+        raise Enforcement("the binder before does not end when it is killed")
+
+    world.binder = world.new_binder(take_lock=refuse)
+    assert world.refusal(Take()) == "enforcement"
+    assert not os.path.exists(world.home.path)
+    assert world.refusal(Manage(())) == "not_ready"
+
+
+def test_nothing_is_done_before_take(world):
+    job = world.job()
+    for request in (
+        Manage(()),
+        Bind("mark", job, (), make=True),
+        Unbind("mark", job, remove=True),
+        Verify("mark", job, ()),
+        Join("mark", job, 2),
+    ):
+        assert world.refusal(request) == "not_ready"
+    world.binder.close()
+    assert not os.path.exists(world.home.path)
+
+
+def test_bind_before_the_first_manage_is_refused(world):
+    world.take()
+    assert world.refusal(Bind("mark", world.job(), (), make=True)) == "not_ready"
+    assert not os.path.exists(world.job().path)
+
+
+def test_backend_that_is_not_there_says_so(world, tmp_path):
+    # A host without this hierarchy: its mountinfo does not list it.
+    (tmp_path / "self").mkdir()
+    other = "cgroup2" if world.backend == "cgroup1" else "cgroup"
+    lines = Path("/proc/self/mountinfo").read_text("utf-8").splitlines(keepends=True)
+    kept = "".join(line for line in lines if f" - {other} " in line)
+    (tmp_path / "self/mountinfo").write_text(kept, "utf-8")
+    (tmp_path / "self/cgroup").write_text("", "utf-8")
+    (tmp_path / "devices").write_text("", "utf-8")
+    world.binder = world.new_binder(home=None, proc=tmp_path)
+    taken = world.take()
+    assert world.backend not in taken.backends
+    world.ask(Manage(()))
+    named = world.named("job")
+    assert world.refusal(Bind("mark", named, (), make=False)) == "enforcement"
+
+
+# ---- devices --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        Device("c", 1, 3),  # /dev/null
+        Device("c", 5, 0),  # /dev/tty
+        Device("c", 10, 229),  # fuse: a misc device that is not in the table
+        Device("b", 7, 0),  # a block device
+        Device("c", 4095, 0),  # nobody's
+        Device("c", -1, 0),
+        Device("c", 1 << 12, 0),
+        Device("c", 60, 1 << 20),
+    ],
+)
+def test_device_of_another_driver_is_a_violation(world, device):
+    world.take()
+    with pytest.raises(Violation, match=str(device)):
+        world.binder.handle(Manage((device,)))
+
+
+def test_devices_of_the_drivers_in_the_tables_are_managed(world, tmp_path):
+    (tmp_path / "self").mkdir()
+    for name in ("self/mountinfo", "self/cgroup"):
+        (tmp_path / name).write_text(Path("/proc", name).read_text("utf-8"), "utf-8")
+    (tmp_path / "devices").write_text(
+        "Character devices:\n 10 misc\n195 nvidia\n195 nvidiactl\n226 drm\n231 infiniband_verbs\n"
+        "509 nvidia-caps\n\nBlock devices:\n253 nvidia\n",
+        "utf-8",
+    )
+    (tmp_path / "misc").write_text("125 rdma_cm\n229 fuse\n", "utf-8")
+    world.binder = world.new_binder(proc=tmp_path)
+    world.take()
+    good = ((195, 0), (195, 255), (226, 128), (231, 192), (509, 1), (10, 125))
+    world.ask(Manage(tuple(Device("c", *numbers) for numbers in good)))
+    for kind, major, minor in (("c", 10, 229), ("b", 253, 0), ("b", 195, 0), ("c", 511, 0)):
+        with pytest.raises(Violation):
+            world.binder.handle(Manage((Device(kind, major, minor),)))
+
+
+def test_grant_of_what_is_not_managed_is_a_violation(world, nodes):
+    first, second, *_ = sorted(nodes)
+    world.start(*nodes, managed=(first,))
+    with pytest.raises(Violation, match=f"{second}, which is not managed"):
+        world.binder.handle(Bind("mark", world.job(), (Rule(second, 6),), make=True))
+    assert not os.path.exists(world.job().path)
+
+
+@pytest.mark.parametrize("access", [0, 8, -1, 1 << 16])
+def test_grant_of_no_or_unknown_access_is_a_violation(world, nodes, access):
+    world.start(*nodes)
+    with pytest.raises(Violation, match="access"):
+        world.binder.handle(Bind("mark", world.job(), (Rule(min(nodes), access),), make=True))
+
+
+@pytest.mark.parametrize("mark", ["", "x" * 5000])
+def test_mark_that_cannot_be_one_is_a_violation(world, nodes, mark):
+    world.start(*nodes)
+    for request in (
+        Bind(mark, world.job(), (), make=True),
+        Unbind(mark, world.job(), remove=True),
+        Verify(mark, world.job(), ()),
+        Join(mark, world.job(), 2),
+    ):
+        with pytest.raises(Violation, match="a mark of"):
+            world.binder.handle(request)
+
+
+# ---- bind and unbind ------------------------------------------------------------------------
+
+
+def test_bind_marks_the_cgroup_and_can_be_repeated(world, nodes):
+    world.start(*nodes)
+    for _ in range(3):
+        world.bind(world.job("job-12[3]"), mark="12[3]\t1")
+    path = world.job("job-12[3]").path
+    assert os.getxattr(path, "trusted.xce.binding") == b"12[3]\t1"
+
+
+def test_made_cgroup_of_another_mark_is_a_conflict(world, nodes):
+    world.start(*nodes)
+    world.bind(world.job(), mark="one")
+    assert world.refusal(Bind("two", world.job(), (), make=True)) == "conflict"
+    assert os.getxattr(world.job().path, "trusted.xce.binding") == b"one"
+
+
+def test_crash_between_making_and_marking_is_made_good(world, nodes):
+    world.start(*nodes)
+    os.mkdir(world.job().path)
+    world.bind(world.job())
+    os.mkdir(world.job("job-2").path)
+    assert world.unbind(world.job("job-2")).gone
+    assert not os.path.exists(world.job("job-2").path)
+
+
+def test_populated_stranger_in_the_home_is_not_taken(world, nodes, prisoner):
+    world.start(*nodes)
+    os.mkdir(world.job().path)
+    prisoner.join(world.job().path)
+    assert world.refusal(Bind("mark", world.job(), (), make=True)) == "bad_cgroup"
+    assert world.unbind(world.job()).gone
+    assert os.path.exists(world.job().path)
+
+
+def test_unbind_removes_with_sub_cgroups_and_can_be_repeated(world, nodes):
+    world.start(*nodes)
+    world.bind(world.job())
+    os.makedirs(f"{world.job().path}/step/task")
+    assert world.unbind(world.job()) == Unbound(gone=True)
+    assert not os.path.exists(world.job().path)
+    assert world.unbind(world.job()) == Unbound(gone=True)
+
+
+def test_unbind_of_another_s_cgroup_leaves_it_alone(world, nodes):
+    world.start(*nodes)
+    grants = (Rule(min(nodes), READ_WRITE),)
+    world.bind(world.job(), *grants, mark="one")
+    assert world.unbind(world.job(), mark="two") == Unbound(gone=True)
+    assert world.verify(world.job(), *grants, mark="one").state in {"ok", "unverifiable"}
+
+
+def test_unbind_of_what_was_never_bound_leaves_it_alone(world, nodes):
+    world.start(*nodes)
+    named = world.named("theirs")
+    assert world.unbind(named) == Unbound(gone=True)
+    assert os.path.isdir(named.path)
+
+
+def test_unbind_of_a_populated_cgroup_closes_it_and_names_who_is_left(world, nodes, prisoner):
+    device = min(nodes)
+    world.start(*nodes)
+    world.bind(world.job(), Rule(device, READ_WRITE))
+    prisoner.join(world.job().path)
+    assert prisoner.may(nodes[device], device, READ_WRITE)
+    for _ in range(2):
+        assert world.unbind(world.job()) == Unbound(gone=False, pids=(prisoner.pid,))
+        assert not prisoner.may(nodes[device], device, READ_WRITE)
+    prisoner.join(str(world.base))
+    assert world.unbind(world.job()) == Unbound(gone=True)
+
+
+def test_left_cgroup_keeps_its_mark_until_it_is_empty(world, nodes, prisoner):
+    world.start(*nodes)
+    named = world.named("slurm")
+    world.bind(named)
+    prisoner.join(named.path)
+    assert world.unbind(named, remove=False).pids == (prisoner.pid,)
+    assert os.getxattr(named.path, "trusted.xce.binding") == b"mark"
+    prisoner.join(str(world.base))
+    assert world.unbind(named, remove=False) == Unbound(gone=False)
+    assert not os.listxattr(named.path)
+    assert world.unbind(named, remove=False) == Unbound(gone=True)
+
+
+def test_cgroup_that_vanished_is_an_answer(world, nodes):
+    world.start(*nodes)
+    named = world.named("slurm/job")
+    world.bind(named)
+    os.rmdir(named.path)
+    os.rmdir(world.roots / "slurm")
+    assert world.verify(named).state == "gone"
+    assert world.unbind(named, remove=False).gone
+    world.bind(world.job())
+    os.rmdir(world.job().path)
+    world.ask(Manage(()))
+    assert world.verify(world.job()).state == "gone"
+    world.bind(world.job())
+
+
+def test_mark_that_was_taken_away_is_seen(world, nodes):
+    world.start(*nodes)
+    world.bind(world.job())
+    os.removexattr(world.job().path, "trusted.xce.binding")
+    assert world.verify(world.job()).state == "differs"
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_binder_killed_anywhere_never_opens_what_was_not_given(world, nodes, prisoner, data):
+    """Random operations and restarts; after each, what is open is at most what was given last."""
+    if world.binder._taken is None:
+        world.start(*nodes)
+        world.bind(world.job())
+        prisoner.join(world.job().path)
+    rule = st.builds(Rule, st.sampled_from(sorted(nodes)), st.integers(1, 7))
+    for _ in range(data.draw(st.integers(1, 4))):
+        grants = tuple(data.draw(st.lists(rule, max_size=4)))
+        match data.draw(st.sampled_from(["bind", "restart", "manage", "revoke"])):
+            case "bind":
+                world.bind(world.job(), *grants)
+                world.given = grants
+            case "restart":
+                world.restart(world.job())
+                world.ask(Manage(tuple(nodes)))
+            case "manage":
+                world.ask(Manage(tuple(nodes)))
+            case "revoke":
+                world.unbind(world.job())
+                world.given = ()
+        given = getattr(world, "given", ())
+        for device, path in nodes.items():
+            may = {rule.access & 6 for rule in given if rule.device == device}
+            assert prisoner.may(path, device, READ_WRITE) == (6 in may or {2, 4} <= may)
+
+
+# ---- join -----------------------------------------------------------------------------------
+
+
+def join(world, pid, pidfds, *, mark="mark", cgroup=None):
+    return world.binder.handle(Join(mark, cgroup or world.job(), pid), pidfds)
+
+
+def inside(cgroup):
+    return Path(cgroup.path, "cgroup.procs").read_text("ascii").split()
+
+
+@pytest.fixture
+def pidfd(prisoner):
+    fd = os.pidfd_open(prisoner.pid)
+    yield fd
+    os.close(fd)
+
+
+def test_join_moves_the_process_behind_the_pidfd(world, nodes, prisoner, pidfd):
+    device = min(nodes)
+    world.start(*nodes)
+    world.bind(world.job())
+    assert join(world, prisoner.pid, [pidfd]) == Done()
+    assert inside(world.job()) == [str(prisoner.pid)]
+    assert not prisoner.may(nodes[device], device, READ_WRITE)
+    prisoner.join(str(world.base))
+
+
+def test_join_without_the_right_pidfd_is_a_violation(world, nodes, prisoner, pidfd, tmp_path):
+    world.start(*nodes)
+    world.bind(world.job())
+    plain = os.open(tmp_path, os.O_RDONLY)
+    own = os.pidfd_open(os.getpid())
+    try:
+        for pid, fds in (
+            (prisoner.pid, []),
+            (prisoner.pid, [pidfd, pidfd]),
+            (prisoner.pid, [plain]),
+            (prisoner.pid + 1, [pidfd]),
+            (1, [pidfd]),
+            (os.getpid(), [own]),
+        ):
+            with pytest.raises(Violation, match="Join"):
+                join(world, pid, fds)
+    finally:
+        os.close(plain)
+        os.close(own)
+    assert inside(world.job()) == []
+
+
+def test_join_to_a_cgroup_of_another_mark_is_refused(world, nodes, prisoner, pidfd):
+    world.start(*nodes)
+    world.bind(world.job(), mark="one")
+    request = Join("two", world.job(), prisoner.pid)
+    assert world.refusal(request, (pidfd,)) == "conflict"
+    named = world.named("unbound")
+    assert world.refusal(Join("two", named, prisoner.pid), (pidfd,)) == "conflict"
+    gone = world.job("job-2")
+    assert world.refusal(Join("two", gone, prisoner.pid), (pidfd,)) == "bad_cgroup"
+    assert inside(world.job()) == inside(named) == []
+
+
+def test_join_of_a_process_that_ended_is_refused(world, nodes):
+    world.start(*nodes)
+    world.bind(world.job())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        fd = os.pidfd_open(child.pid)
+        child.send_signal(signal.SIGKILL)
+    try:
+        assert world.refusal(Join("mark", world.job(), child.pid), (fd,)) == "bad_request"
+    finally:
+        os.close(fd)
+
+
+# ---- the end --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def simulated(scratch, local_majors):
+    directory = scratch / "sim"
+    nodes = tuple(
+        DeviceNode(f"{directory}/gpu{minor}", "c", local_majors[0], minor) for minor in range(2)
+    )
+    yield nodes
+    for node in nodes:
+        Path(node.path).unlink(missing_ok=True)
+
+
+def with_nodes(world, simulated):
+    directory = os.path.dirname(simulated[0].path)
+    world.binder = world.new_binder(simulated=simulated, device_directory=directory)
+    return directory
+
+
+def test_simulated_nodes_are_made_managed_and_removed(world, simulated, prisoner):
+    directory = with_nodes(world, simulated)
+    world.take()
+    world.ask(Manage(tuple(Device.of(node) for node in simulated)))
+    first, second = (Device.of(node) for node in simulated)
+    world.bind(world.job(), Rule(first, READ_WRITE))
+    prisoner.join(world.job().path)
+    assert prisoner.may(simulated[0].path, first, READ_WRITE)
+    assert not prisoner.may(simulated[1].path, second, READ_WRITE)
+    prisoner.join(str(world.base))
+    world.unbind(world.job())
+    world.binder.close()
+    assert not os.path.exists(directory)
+    assert not os.path.exists(world.home.path)
+
+
+def test_close_with_a_bound_cgroup_leaves_all_as_it_is(world, simulated, prisoner):
+    directory = with_nodes(world, simulated)
+    world.take()
+    world.ask(Manage(tuple(Device.of(node) for node in simulated)))
+    named = world.named("slurm")
+    world.bind(named)
+    prisoner.join(named.path)
+    world.binder.close()
+    assert os.path.isdir(directory)
+    assert os.path.isdir(world.home.path)
+    assert not prisoner.may(simulated[0].path, Device.of(simulated[0]), READ_WRITE)
+    with_nodes(world, simulated)
+    world.take(named)
+    prisoner.join(str(world.base))
+    world.unbind(named, remove=False)
+    world.binder.close()
+    assert not os.path.exists(directory)
+
+
+def test_close_counts_jobs_below_the_home_that_nobody_told_it_of(world, nodes):
+    world.start(*nodes)
+    world.bind(world.job())
+    world.restart()
+    world.binder.close()
+    assert os.path.isdir(world.job().path)
+
+
+def test_close_can_be_repeated(world, nodes):
+    world.start(*nodes)
+    world.binder.close()
+    world.binder.close()
+    assert world.refusal(Manage(())) == "not_ready"
+
+
+def test_known_cgroup_outside_the_roots_is_passed_over(world, nodes):
+    outside = CgroupRef(world.backend, str(world.base / "outside"))
+    os.mkdir(outside.path)
+    os.setxattr(outside.path, "trusted.xce.binding", b"mark")
+    world.take(outside, world.job("never"))
+    world.pretend(*nodes)
+    world.ask(Manage(tuple(nodes)))
+    world.binder.close()
+    assert not os.path.exists(world.home.path)

@@ -1,0 +1,108 @@
+"""One open cgroup: who is in it, its removal, its marks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
+from xce_nodeagent.privileged import cgroup as directory
+from xce_nodeagent.privileged.cgroup import Cgroup
+from xce_nodeagent.privileged.ops import Unbound
+
+
+@pytest.fixture
+def opened(world):
+    """A cgroup below the allowed root, open."""
+    with world.binder._roots.open(world.named("one")) as cgroup:
+        yield cgroup
+
+
+def test_processes_are_seen_in_it_and_below(opened, prisoner):
+    assert not opened.populated()
+    assert opened.pids() == ()
+    prisoner.join(opened.ref.path)
+    assert opened.populated()
+    assert opened.pids() == (prisoner.pid,)
+    os.makedirs(f"{opened.ref.path}/a/b")
+    prisoner.join(f"{opened.ref.path}/a/b")
+    assert opened.populated()
+    assert opened.pids() == (prisoner.pid,)
+
+
+def test_removal_takes_empty_sub_cgroups_along(opened):
+    os.makedirs(f"{opened.ref.path}/a/b")
+    os.makedirs(f"{opened.ref.path}/c")
+    assert opened.remove()
+    assert not os.path.exists(opened.ref.path)
+    assert opened.remove()
+
+
+def test_removal_leaves_a_populated_one_as_it_is(opened, prisoner, world):
+    os.makedirs(f"{opened.ref.path}/a/b")
+    prisoner.join(f"{opened.ref.path}/a/b")
+    assert not opened.remove()
+    assert os.path.isdir(f"{opened.ref.path}/a/b")
+    prisoner.join(str(world.base))
+    assert opened.remove()
+
+
+def test_walk_ends_at_a_depth_with_an_error_and_leaves_no_descriptor(opened):
+    path = opened.ref.path
+    fd = os.dup(opened.fd)
+    for _ in range(directory.DEPTH_LIMIT + 5):  # by descriptor: the path may grow too long
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(Enforcement, match=f"{path}.* levels of sub-cgroups"):
+        list(opened.descendants())
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_marks_are_kept_by_the_kernel(opened, world):
+    grants = (Rule(Device("c", 60, 1), int(READ_WRITE)), Rule(Device("b", 7, 0), 1))
+    assert opened.mark() is None
+    opened.set_mark("12[3] ä")
+    opened.record(grants)
+    with world.binder._roots.open(opened.ref) as again:
+        assert again.mark() == "12[3] ä"
+        assert again.grants() == tuple(sorted(grants))
+    opened.drop_mark()
+    assert (opened.mark(), opened.grants()) == (None, ())
+    opened.drop_mark()
+
+
+def test_record_that_is_not_ours_counts_as_nothing_granted(opened):
+    os.setxattr(opened.fd, directory.GRANTS, b"\xff" * 16)
+    assert opened.grants() == ()
+
+
+@pytest.mark.needs("root", "cgroup2", "bpf")
+def test_threaded_cgroup_does_not_stop_the_walk(world2, prisoner):
+    named = world2.named("threads")
+    os.mkdir(f"{named.path}/t")
+    with open(f"{named.path}/t/cgroup.type", "w") as file:
+        file.write("threaded")
+    prisoner.join(named.path)
+    with world2.binder._roots.open(named) as cgroup:
+        assert cgroup.pids() == (prisoner.pid,)
+
+
+def test_release_names_at_most_64_processes(world, nodes, monkeypatch, prisoner):
+    monkeypatch.setattr(directory, "PIDS_LIMIT", 0)
+    world.start(*nodes)
+    world.bind(world.job())
+    prisoner.join(world.job().path)
+    assert world.unbind(world.job()) == Unbound(gone=False, pids=())
+
+
+def test_cgroup_is_closed_with_its_with(world):
+    with world.binder._roots.open(world.named("one")) as cgroup:
+        assert isinstance(cgroup, Cgroup)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(cgroup.fd)
