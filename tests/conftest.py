@@ -7,8 +7,10 @@ broken test is a defect.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,13 +30,24 @@ def _root() -> str:
     return "" if os.geteuid() == 0 else "needs root"
 
 
+def _may_unshare(*options: str) -> str:
+    """Say why namespaces cannot be made: root in a container of somebody's often may not."""
+    done = subprocess.run(["unshare", *options, "true"], check=False, capture_output=True)
+    return "" if done.returncode == 0 else f"may not unshare {' '.join(options)}"
+
+
+def _writable(mount: Path | None, what: str) -> str:
+    if mount is None:
+        return f"no {what} is mounted"
+    return f"{mount} is read-only" if os.statvfs(mount).f_flag & os.ST_RDONLY else ""
+
+
 def _cgroup2() -> str:
-    return _root() or ("" if _mounted("cgroup2") else "no cgroup v2 is mounted")
+    return _root() or _writable(_mounted("cgroup2"), "cgroup v2")
 
 
 def _cgroup1() -> str:
-    mounted = _mounted("cgroup", "devices")
-    return _root() or ("" if mounted else "no cgroup v1 devices controller is mounted")
+    return _root() or _writable(_mounted("cgroup", "devices"), "cgroup v1 devices controller")
 
 
 def _bpf() -> str:
@@ -50,7 +63,9 @@ def _bpf() -> str:
 
 
 def _netns() -> str:
-    return _root() or ("" if shutil.which("ip") else "needs ip(8), from iproute2")
+    if not shutil.which("ip"):
+        return "needs ip(8), from iproute2"
+    return _root() or _may_unshare("--net")
 
 
 def _cc() -> str:
@@ -59,7 +74,9 @@ def _cc() -> str:
 
 def _nspawn() -> str:
     missing = [tool for tool in ("systemd-nspawn", "debootstrap") if not shutil.which(tool)]
-    return _root() or (f"needs {', '.join(missing)}" if missing else "")
+    if missing:
+        return f"needs {', '.join(missing)}"
+    return _root() or _may_unshare("--mount", "--pid", "--fork")
 
 
 def _systemd() -> str:
@@ -87,11 +104,16 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 
+@functools.cache
+def _lacks(name: str) -> str:
+    return NEEDS[name]()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     required = os.environ.get("XCE_REQUIRE", "").split(",")
     for marker in item.iter_markers("needs"):
         for name in marker.args:
-            if why := NEEDS[name]():
+            if why := _lacks(name):
                 if name in required or ("all" in required and name != "plain"):
                     pytest.fail(f"{name} is required here, but: {why}")
                 # The list of skips names the test, not this line.

@@ -44,7 +44,8 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     `instances` are all the job's instances of the provider (never empty), in inventory order;
     `ports` all its ports, in the order asked; `control` the provider's control nodes that may be
-    granted; `visible` the site's policy for variables such as CUDA_VISIBLE_DEVICES.
+    granted; `visible` the site's policy for variables such as CUDA_VISIBLE_DEVICES; `contained` says that the
+    job is fenced, so that a library sees the job's own cards only and counts them from 0.
     """
 
     job: str
@@ -52,6 +53,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     ports: tuple[PortGrant, ...] = ()
     control: tuple[DeviceNode, ...] = ()
     visible: Literal["uuid", "index"] = "uuid"
+    contained: bool = True
 
 
 class Provider(Protocol):

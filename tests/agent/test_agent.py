@@ -394,3 +394,16 @@ def test_join_moves_the_caller_and_exec_runs_bound(agent):
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == ["1"] * 7 + ["6"]  # EPERM, and one ENXIO
     assert agent.call("ListBindings")["bindings"] == []
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_port_that_still_listens_is_told_with_its_process(agent):
+    answer = agent.call("Prepare", job="1", ports=[{"count": 1, "name": "http"}])
+    port = answer["ports"][0]["port"]
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", port))
+        late.listen()
+        released = agent.call("Release", job="1")
+        assert released["quarantined"] == ["ports"]
+        assert [h["pid"] for h in released["holders"]] == [os.getpid()]
+        assert agent.call("Prepare", job="2", ports=[{"count": 1}])["ports"][0]["port"] != port

@@ -189,9 +189,13 @@ class Node:
             selector=FirstFree(),
             inventory=lambda: self.inventory,
             in_use=lambda instance: self.cards.in_use(None, instance),
+            who_listens=self.who_listens,
             mounted={},
             clock=self.clock,
         )
+
+    async def who_listens(self, ports: tuple[int, ...]) -> tuple[wire.LeftOver, ...]:
+        return tuple(wire.LeftOver(77, f"listens on tcp {port}", "srv", 5) for port in ports)
 
     def crash(self) -> None:
         """End without a word: what was not committed is lost."""

@@ -178,6 +178,7 @@ def test_a_port_that_still_listens_is_quarantined_and_the_cards_are_not(node):
     node.cards.listening = {20000}
     answer = release(node, attempt="a")
     assert answer.quarantined == ("ports",)
+    assert [(left.pid, left.what) for left in answer.holders] == [(77, "listens on tcp 20000")]
     prepare(node, job="2", instances=("GPU-1",))
     assert prepare(node, job="3", ports=(wire.PortAsk(count=1),)).ports[0].port == 20001
 
@@ -317,3 +318,9 @@ def test_bad_input_gets_the_pinned_error_and_changes_nothing(node, ask, error):
         prepare(node, **ask)
     assert not node.ledger.book.live
     assert not node.books.asked
+
+
+def test_a_held_slice_leaves_its_sisters_free_and_its_card_not(node):
+    prepare(node, instances=("MIG-0",))
+    everything = node.inventory.instances
+    assert node.ledger.book.unavailable(everything) == {"MIG-0", "GPU-0"}

@@ -83,3 +83,8 @@ def test_the_digest_is_that_of_the_canonical_json():
         del instance["held_by"]
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert digest(inventory) == hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def test_an_inventory_is_read_back_as_it_was_written():
+    inventory, _, _ = advance(machine("a", model="x"), {}, 0)
+    assert msgspec.json.decode(msgspec.json.encode(inventory), type=Inventory) == inventory

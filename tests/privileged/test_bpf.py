@@ -34,7 +34,6 @@ FORMS = {
     0x07: "r{dst} += {imm}",
     0x15: "if r{dst} == {imm} goto {to}",
     0x1D: "if r{dst} == r{src} goto {to}",
-    0x3D: "if r{dst} >= r{src} goto {to}",
     0x4F: "r{dst} |= r{src}",
     0x55: "if r{dst} != {imm} goto {to}",
     0x57: "r{dst} &= {imm}",
@@ -50,6 +49,7 @@ FORMS = {
     0xA7: "r{dst} ^= {imm}",
     0xB5: "if r{dst} <= {imm} goto {to}",
     0xB7: "r{dst} = {imm}",
+    0xBD: "if r{dst} <= r{src} goto {to}",
     0xBF: "r{dst} = r{src}",
 }
 
@@ -101,7 +101,7 @@ FENCE = """\
 26: r1 = 128
 27: r2 = 0
 28: r4 = 0
-29: if r2 >= r1 goto 38
+29: if r1 <= r2 goto 38
 30: r2 += 1
 31: r0 += 8
 32: r3 = *(u64 *)(r0 + 0)

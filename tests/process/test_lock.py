@@ -12,10 +12,10 @@ from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.privileged import lock
 
 HOLDER = (
-    "import sys, time\n"
+    "import os, sys, time\n"
     "from xce_nodeagent.privileged import lock\n"
     "held = lock.take(sys.argv[1], 5)\n"
-    "print('held', flush=True)\n"
+    "os.write(1, b'held\\n')\n"
     "time.sleep(600)\n"
 )
 

@@ -153,10 +153,15 @@ def test_nobody_wakes_up_while_there_is_nothing_to_do(stage):
     one = stage(*SOCKET)
     pids = [*up(one), one.process.pid]
 
+    def asleep():
+        texts = [Path(f"/proc/{pid}/status").read_text("ascii") for pid in pids]
+        return all("State:\tS" in text for text in texts)
+
     def switches():
         text = "".join(Path(f"/proc/{pid}/status").read_text("ascii") for pid in pids)
         return [line for line in text.splitlines() if line.startswith("voluntary_ctxt")]
 
+    one.until(asleep, "all wait")
     before = switches()
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(1.5)

@@ -112,8 +112,8 @@ class Book:
 
     def unavailable(self, instances: Iterable[Instance]) -> set[str]:
         """Give the ids that are held, or overlap what is held."""
-        taken = set(self._held) | set(self._excluded)
-        return {i.id for i in instances if i.id in taken or not taken.isdisjoint(i.overlaps)}
+        held, taken = self._held.keys(), self._held.keys() | self._excluded.keys()
+        return {i.id for i in instances if i.id in taken or not held.isdisjoint(i.overlaps)}
 
     def ports_held(self) -> Mapping[int, Key]:
         """Give the ports that bindings hold."""

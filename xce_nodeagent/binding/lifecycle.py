@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from msgspec import structs
 
@@ -52,8 +52,10 @@ CLEAN_SECONDS = 2.0
 class Lifecycle:
     """All bindings of this host, from the first prepare to the last trace.
 
-    `inventory` gives the current one; `in_use` says which numbers of a divisible instance are in
-    use on this host now; `mounted` is where the cgroup hierarchies are (host.cgroup.mounts).
+    `inventory` gives the current one. `in_use` says which numbers of a divisible instance are in
+    use on this host now, and `who_listens` by whom: it is asked only when a release finds some
+    in use, because it takes milliseconds, and gives at least one for each port. `mounted` is
+    where the cgroup hierarchies are (host.cgroup.mounts).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Lifecycle:
         selector: planner.Selector,
         inventory: Callable[[], Inventory],
         in_use: Callable[[Instance], frozenset[int]],
+        who_listens: Callable[[tuple[int, ...]], Awaitable[tuple[wire.LeftOver, ...]]],
         mounted: dict[str, str],
         clock: Callable[[], float],
     ) -> None:
@@ -78,6 +81,7 @@ class Lifecycle:
         self._selector = selector
         self._inventory = inventory
         self._in_use = in_use
+        self._who_listens = who_listens
         self._mounted = mounted
         self._clock = clock
         self._turns = Turns()
@@ -223,7 +227,8 @@ class Lifecycle:
                 wire.LeftOver(pid, "in the job's cgroup", *_who(pid)) for pid in unbound.pids
             )
             listening = self._listening(binding)
-            left += tuple(wire.LeftOver(-1, f"listens on port {port}") for port in listening)
+            if listening:
+                left += await self._who_listens(tuple(listening))
             if unbound.pids:
                 quarantined = binding.instances
             else:

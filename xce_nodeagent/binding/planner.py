@@ -244,6 +244,7 @@ def compose(
                 ports=tuple(PortGrant(p.port, p.name) for p in ports if p.instance in ids),
                 control=tuple(c.node for c in control if c.granted),
                 visible=site.visible,
+                contained=site.policy == "required",
             )
         )
         for step in part.steps:

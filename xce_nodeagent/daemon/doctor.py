@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.wire import Check
-from xce_nodeagent.privileged.ops import Taken
+from xce_nodeagent.privileged.ops import Looked, Taken
 
 
 def enforcement(config: Config, taken: Taken | None) -> Check:
@@ -109,6 +109,26 @@ def bindings(live: Iterable[Binding], faults: Mapping[str, str]) -> list[Check]:
         for job, fault in faults.items()
     ]
     return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
+
+
+def strangers(looked: Looked, granted: Collection[str]) -> list[Check]:
+    """Say who has a managed device open that no job was given: it was opened outside any fence."""
+    checks = [
+        Check(
+            name=f"holder.{seen.pid}",
+            state="warning",
+            text=f"{seen.comm} (pid {seen.pid}, uid {seen.uid}) has {seen.what} open, which no"
+            " job holds",
+            remedy="end it, or let it run as a job; whoever gets that device next shares it",
+        )
+        for seen in looked.seen
+        if seen.what not in granted
+    ]
+    if not checks:
+        text = "nobody has a device open that no job holds"
+        hidden = f"; {looked.hidden} processes cannot be looked into" if looked.hidden else ""
+        checks.append(Check(name="witness", state="ok", text=text + hidden))
+    return checks
 
 
 def _left(binding: Binding) -> str:

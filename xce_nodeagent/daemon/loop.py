@@ -34,9 +34,10 @@ from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
-from xce_nodeagent.model.wire import Check
+from xce_nodeagent.model.wire import Check, LeftOver
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
+    Look,
     Manage,
     Probe,
     ProberAnswer,
@@ -47,6 +48,10 @@ from xce_nodeagent.privileged.ops import (
 from xce_nodeagent.provider import Divides, Provider
 
 log = logging.getLogger(__name__)
+
+BINDER_SECONDS = 2.0
+"""How long a binder may take for one operation, which takes it well below a millisecond, before
+it is taken for hung and replaced."""
 
 SETTLE_SECONDS = 0.1
 """How long events of the hardware are collected before it is looked at again."""
@@ -94,6 +99,7 @@ class Daemon:
             BinderAnswer,
             greeting=self._greeting,
             unavailable=Enforcement,
+            deadline=BINDER_SECONDS,
         )
         self.prober = Helper("prober", self._supply, ProberAnswer, deadline=65.0)
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
@@ -190,6 +196,7 @@ class Daemon:
             selector=Placement(),
             inventory=self._inventory,
             in_use=self._in_use,
+            who_listens=self._who_listens,
             mounted=self._mounted,
             clock=time.time,
         )
@@ -252,6 +259,15 @@ class Daemon:
         if not isinstance(provider, Divides):
             return frozenset()
         return provider.in_use(self._host, instance)
+
+    async def _who_listens(self, ports: tuple[int, ...]) -> tuple[LeftOver, ...]:
+        try:
+            looked = await self.witness.call(Look(ports=ports))
+        except AgentError as error:
+            log.warning("who listens cannot be seen: %s", error.message)
+            return tuple(LeftOver(-1, f"listens on port {port}") for port in ports)
+        seen = tuple(LeftOver(s.pid, f"listens on {s.what}", s.comm, s.uid) for s in looked.seen)
+        return seen or tuple(LeftOver(-1, f"listened on port {port}") for port in ports)
 
     # ---- the hardware changes ---------------------------------------------------------------
 
@@ -334,13 +350,24 @@ class Daemon:
             if verified.state in ("gone", "differs"):
                 faults[binding.job] = verified.fault or "its cgroup is gone"
         everybody = (self.binder, self.prober, self.witness)
+        holders = await self._strangers()
         restarts: dict[str, int] = {helper.role: helper.restarts for helper in everybody}
         return (
             doctor.enforcement(self._config, self.taken),
             doctor.helpers(restarts),
             *doctor.discovery(self.survey.current),
             *doctor.bindings(self.ledger.book, faults),
+            *holders,
         )
+
+    async def _strangers(self) -> list[Check]:
+        """Ask the witness who has a device open that no job holds."""
+        granted = {rule.device for b in self.ledger.book for rule in b.plan.grants}
+        try:
+            looked = await self.witness.call(Look(devices=tuple(self._managed or ())))
+        except AgentError as error:
+            return [Check(name="witness", state="warning", text=error.message)]
+        return doctor.strangers(looked, {str(device) for device in granted})
 
 
 def run(make: Callable[[], Daemon]) -> int:

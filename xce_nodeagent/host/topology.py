@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +19,7 @@ def read(host: Host) -> dict[str, Any]:
     """Give the topology as the inventory has it.
 
     `packages` (id, cpus), `cores` (the CPUs of each core, as a list of CPU lists), `numa_nodes`
-    (id, cpus, memory_bytes, distances to the nodes in their order), `memory_nodes` (ids of NUMA
+    (id, cpus, distances to the nodes in their order), `memory_nodes` (ids of NUMA
     nodes without CPUs: the memory of a GPU on POWER9 or Grace, CXL), `pci` (by address: class,
     root, bridges from the root down, numa_node). What the kernel does not tell is absent.
     """
@@ -100,9 +99,8 @@ def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
 def _numa_node(host: Host, number: int) -> dict[str, Any]:
     folder = f"{_NODE}/node{number}"
     node: dict[str, Any] = {"id": number, "cpus": write_cpu_list(cpus_in(host, folder, "cpu"))}
-    total = re.search(r"MemTotal:\s*(\d+) kB", host.read(f"{folder}/meminfo") or "")
-    if total:
-        node["memory_bytes"] = int(total[1]) << 10
+    # Its memory is left out: virtual machines grow and shrink it (virtio-mem, a balloon), and each
+    # time the generation would rise for nothing that placement uses.
     distances = (host.read(f"{folder}/distance") or "").split()
     if distances and all(map(str.isdecimal, distances)):
         node["distances"] = list(map(int, distances))

@@ -63,7 +63,9 @@ class Nvidia:
         """Allow the cards' nodes and the control nodes, and name the cards to CUDA."""
         nodes = [node for one in grant.instances for node in one.devices]
         allowed = tuple(AllowDevice(node) for node in dict.fromkeys([*nodes, *grant.control]))
-        return Plan(allowed + environment.nvidia(grant.instances, grant.visible))
+        return Plan(
+            allowed + environment.nvidia(grant.instances, grant.visible, contained=grant.contained)
+        )
 
 
 _STATES: Mapping[str, Any] = {"none": "none", "not_yet": "not_yet", "error": "error"}

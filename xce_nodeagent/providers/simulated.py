@@ -66,7 +66,7 @@ class Simulated:
         env: tuple[SetEnv, ...] = ()
         if cards:
             library = environment.amd if cards[0].text("vendor") == "amd" else environment.nvidia
-            env += library(cards, grant.visible)
+            env += library(cards, grant.visible, contained=grant.contained)
         if nics:
             env += environment.nics(nics)
         return Plan(tuple(AllowDevice(node) for node in dict.fromkeys(nodes)) + env)
