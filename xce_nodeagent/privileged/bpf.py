@@ -247,7 +247,8 @@ def fence(managed_fd: int, grants_fd: int, slots: int) -> bytes:
             _set(R2, 0),
             _set(R4, 0),
             "next",
-            Insn(0x3D, R2, R1, off="judge"),  # if r2 >= r1 goto judge
+            # Older verifiers follow a comparison only when its right side is known, as r2 is.
+            Insn(0xBD, R1, R2, off="judge"),  # if r1 <= r2 goto judge
             _add(R2, 1),
             _add(R0, 8),
             _load64(R3, R0, 0),  # device << 16 | access

@@ -299,7 +299,10 @@ def take(
     try:
         return SharedFence.take(home, known)
     except OSError as error:
-        return JobFence(f"the kernel refuses the shared program: {error.strerror}")
+        why = f"the kernel refuses the shared program: {error.strerror}"
+        if error.errno == errno.EPERM:
+            why += " (before Linux 5.11 it counts as locked memory: set LimitMEMLOCK=infinity)"
+        return JobFence(why)
 
 
 def drop_anchor(home: Cgroup) -> None:
