@@ -44,8 +44,8 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     `instances` are all the job's instances of the provider (never empty), in inventory order;
     `ports` all its ports, in the order asked; `control` the provider's control nodes that may be
-    granted; `visible` the site's policy for variables such as CUDA_VISIBLE_DEVICES; `contained` says that the
-    job is fenced, so that a library sees the job's own cards only and counts them from 0.
+    granted; `visible` the site's policy for variables such as CUDA_VISIBLE_DEVICES; `contained`
+    says that the job is fenced, so that a library sees only the job's cards, counted from 0.
     """
 
     job: str

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-AttributeValue = str | int | float | bool | list[str] | list[int]
+AttributeValue = str | int | float | bool | list[str | int]
 
 
 class DeviceNode(Struct, frozen=True, gc=False, order=True):
