@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xce_nodeagent.model.rule import ALL, Access, Device, Rule, allows, normal, v1_lines
+from xce_nodeagent.model.rule import ALL, Access, Device, Rule, allows, closed, normal, opened
 
 devices = st.builds(Device, st.sampled_from(["c", "b"]), st.integers(60, 62), st.integers(0, 3))
 accesses = st.integers(1, 7)
@@ -54,21 +54,28 @@ def test_one_more_grant_never_takes_anything_away(managed, grants, device, acces
 
 
 @given(sets, rules, devices, accesses)
-def test_v1_lines_judge_as_the_algebra_does(managed, grants, device, access):
+def test_what_is_closed_and_opened_judges_as_the_algebra_does(managed, grants, device, access):
     """Play the lines by the rules of the v1 controller under a default allow."""
-    deny, allow = v1_lines(managed, grants)
-    exceptions: dict[str, int] = {}
-    for line in deny:
-        kind, number, bits = line.split()
-        exceptions[f"{kind} {number}"] = exceptions.get(f"{kind} {number}", 0) | Access.parse(bits)
-    for line in allow:
-        kind, number, bits = line.split()
-        if f"{kind} {number}" in exceptions:
-            exceptions[f"{kind} {number}"] &= ~Access.parse(bits)
-    denied = exceptions.get(str(device), 0) & access
+    exceptions: dict[Device, int] = {}
+    for line in closed(managed, grants):
+        exceptions[line.device] = exceptions.get(line.device, 0) | line.access
+    for line in opened(managed, grants):
+        if line.device in exceptions:
+            exceptions[line.device] &= ~line.access
+    denied = exceptions.get(device, 0) & access
     assert (not denied) == allows(managed, grants, device, Access(access))
 
 
+@given(sets, rules)
+def test_nothing_that_is_granted_is_closed_on_the_way(managed, grants):
+    given_bits = {rule.device: rule.access for rule in normal(grants)}
+    for line in closed(managed, grants):
+        assert not line.access & given_bits.get(line.device, 0)
+
+
 def test_a_grant_of_an_unmanaged_device_opens_nothing():
-    deny, allow = v1_lines(frozenset(), [Rule(Device("c", 1, 1), int(ALL))])
-    assert (deny, allow) == ((), ())
+    assert opened(frozenset(), [Rule(Device("c", 1, 1), int(ALL))]) == ()
+
+
+def test_a_rule_is_written_as_v1_reads_it():
+    assert Rule(Device("c", 120, 3), 6).line() == "c 120:3 rw"

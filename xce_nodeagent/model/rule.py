@@ -104,14 +104,20 @@ def allows(
     return not access & ~granted
 
 
-def v1_lines(
-    managed: Collection[Device], grants: Iterable[Rule]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Give the lines for `devices.deny`, then those for `devices.allow`, in that order.
+def closed(devices: Iterable[Device], grants: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Give what is to be denied: of each device, the bits that are not granted; sorted.
 
-    A grant of an unmanaged device gets no line: under v2 it has no effect either, and on v1 it
+    Exact bits, so that to assert it again closes nothing that is granted, even for a moment.
+    """
+    granted = {rule.device: rule.access for rule in normal(grants)}
+    left = ((device, int(ALL) & ~granted.get(device, 0)) for device in sorted(devices))
+    return tuple(Rule(device, bits) for device, bits in left if bits)
+
+
+def opened(managed: Collection[Device], grants: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Give what is to be allowed, sorted.
+
+    A grant of an unmanaged device is left out: under v2 it has no effect either, and on v1 it
     could widen what an admin narrowed.
     """
-    deny = tuple(Rule(device, ALL).line() for device in sorted(managed))
-    allow = tuple(rule.line() for rule in normal(grants) if rule.device in managed)
-    return deny, allow
+    return tuple(rule for rule in normal(grants) if rule.device in managed)

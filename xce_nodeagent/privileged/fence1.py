@@ -32,7 +32,7 @@ from cgroupspy.controllers import DevicesController
 from cgroupspy.nodes import Node
 
 from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement
-from xce_nodeagent.model.rule import ALL, Access, Device, Rule, normal
+from xce_nodeagent.model.rule import Access, Device, Rule, closed, normal, opened
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.fence import beyond, common, each, listed
 from xce_nodeagent.privileged.ops import Verified
@@ -40,7 +40,6 @@ from xce_nodeagent.privileged.ops import Verified
 # The same few hundred lines are written for every job, and an IntFlag is slow to show.
 _line = functools.lru_cache(8192)(Rule.line)
 
-_ALL = int(ALL)  # an IntFlag is slow to compute with
 _BITS = {
     Access.READ: DeviceAccess.ACCESS_READ,
     Access.WRITE: DeviceAccess.ACCESS_WRITE,
@@ -109,14 +108,12 @@ class Fence1:
 
     # ---- acting -----------------------------------------------------------------------------
 
-    def _deny(self, cgroup: Cgroup, devices: Iterable[Device], grants: Iterable[Rule]) -> None:
-        granted = {rule.device: rule.access for rule in normal(grants)}
-        closed = ((device, _ALL & ~granted.get(device, 0)) for device in sorted(devices))
-        _write(cgroup, "deny", [_line(Rule(device, bits)) for device, bits in closed if bits])
+    @staticmethod
+    def _deny(cgroup: Cgroup, devices: Iterable[Device], grants: Iterable[Rule]) -> None:
+        _write(cgroup, "deny", map(_line, closed(devices, grants)))
 
     def _lines(self, grants: Iterable[Rule]) -> list[str]:
-        """Give what is to be allowed. An unmanaged device would widen what an admin narrowed."""
-        return [_line(rule) for rule in normal(grants) if rule.device in self._managed]
+        return [_line(rule) for rule in opened(self._managed, grants)]
 
     # ---- looking ----------------------------------------------------------------------------
 
@@ -142,8 +139,8 @@ class Fence1:
     def _open_fault(self, shown: list[DeviceAccess], grants: Iterable[Rule]) -> str:
         granted = {rule.device: rule.access for rule in normal(grants)}
         for device in sorted(self._managed):
-            if opened := _covered(shown, device) & ~granted.get(device, 0):
-                return f"{Rule(device, opened).line()} is open to it without a grant"
+            if more := _covered(shown, device) & ~granted.get(device, 0):
+                return f"{Rule(device, more).line()} is open to it without a grant"
         return ""
 
 
