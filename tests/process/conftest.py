@@ -58,7 +58,10 @@ class Stage:
         """
         folder = f"/proc/{self.process.pid}/fd"
         names = [name for name in os.listdir(folder) if int(name) > 2]
-        links = [os.readlink(f"{folder}/{name}") for name in names]
+        try:
+            links = [os.readlink(f"{folder}/{name}") for name in names]
+        except FileNotFoundError:
+            return 0  # it is closing one just now
         return 0 if any(link.startswith("pipe:") for link in links) else len(links)
 
     def acts(self):

@@ -273,6 +273,7 @@ def test_a_prober_whose_library_lets_nothing_else_run_is_killed_by_its_timer(sta
             assert (await prober.call(ops.Probe("nvidia"))).state == "found"
 
     asyncio.run(main())
+    assert one.process.wait(10) == 0
     assert re.search(r"(live|replaced) prober \d+: killed by signal 9", one.log.read_text())
 
 

@@ -80,6 +80,19 @@ def test_every_call_of_every_filter_is_judged_as_its_list_says(name, arch):
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_the_supervisor_may_fork_and_start_no_program(arch):
+    program = seccomp.assemble(seccomp.SUPERVISOR, arch, forks=True)
+    audit = seccomp.AUDIT_ARCH[arch]
+    for name in syscall.NUMBERS:
+        number = syscall.number(name, arch)
+        if number is None:
+            continue
+        free = name in ("fork", "vfork", "clone", "clone3", "bpf", "kcmp", "ioctl", "seccomp")
+        free |= name in seccomp.SOCKETS or name.startswith(("timer_", "statx"))
+        assert run(program, audit, number) == (ALLOW if free else EPERM), name
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_the_agents_filter_is_the_one_that_was_reviewed(arch):
     shown = seccomp.listing(seccomp.assemble(seccomp.AGENT, arch), arch)
     assert shown == (HERE / "golden" / f"agent.{arch}.txt").read_text("ascii")

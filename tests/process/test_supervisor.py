@@ -15,6 +15,7 @@ from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.supply import Supply, listening
 from xce_nodeagent.errors import BadConfig, NotReady
 from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.channel import Channel, encode
 from xce_nodeagent.privileged.door import Listening
 from xce_nodeagent.privileged.notify import Notify
@@ -134,6 +135,33 @@ def test_the_processes_have_names(stage):
         Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode() for pid in pids
     )
     assert comms == titles == ["xce-binder", "xce-prober", "xce-witness"]
+
+
+@pytest.mark.needs("root")
+def test_each_process_keeps_its_own_capabilities_and_filter(stage):
+    """The supervisor as well: it may fork and end its helpers, and start no program."""
+    one = stage(*SOCKET)
+    up(one)
+    found = {}
+    for pid in (one.process.pid, *one.children()):
+        lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        assert status["CapPrm"] == status["CapEff"]
+        bits = int(status["CapPrm"], 16)
+        kept = {c.name for c in Capability if bits >> c & 1}
+        assert bits == sum(1 << Capability[name] for name in kept)
+        found[Path(f"/proc/{pid}/comm").read_text("ascii").strip()] = kept, status["Uid"].split()[0]
+    assert found == {
+        "python3": (
+            {"SETUID", "SETGID", "SETPCAP", "KILL", "SYS_ADMIN", "NET_ADMIN"}
+            | {"SYS_PTRACE", "DAC_READ_SEARCH"},
+            "0",
+        ),
+        "xce-binder": ({"SYS_ADMIN", "NET_ADMIN"}, "0"),
+        "xce-prober": (set(), "61498"),
+        "xce-witness": ({"SYS_PTRACE", "DAC_READ_SEARCH"}, "61497"),
+    }
 
 
 def test_helpers_hold_nothing_but_their_own_socket(stage):

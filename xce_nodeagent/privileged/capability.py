@@ -7,7 +7,6 @@ import os
 import struct
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
-from pathlib import Path
 
 from xce_nodeagent.privileged.syscall import prctl
 
@@ -18,6 +17,8 @@ class Capability(IntEnum):
     DAC_OVERRIDE = 1
     DAC_READ_SEARCH = 2
     KILL = 5
+    SETGID = 6
+    SETUID = 7
     SETPCAP = 8
     NET_ADMIN = 12
     SYS_PTRACE = 19
@@ -28,7 +29,8 @@ class Capability(IntEnum):
 
 
 _VERSION_3 = 0x20080522
-_PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _PR_CAP_AMBIENT = 8, 24, 28, 47
+_PR_SET_KEEPCAPS, _PR_SET_SECUREBITS, _PR_CAP_AMBIENT = 8, 28, 47
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _SECUREBITS = 0b1100_1111
@@ -50,10 +52,14 @@ def effective() -> frozenset[int]:
 
 def bounding() -> frozenset[int]:
     """Give the numbers of the capabilities that this thread could ever gain."""
-    for line in Path("/proc/thread-self/status").read_text("ascii", "replace").splitlines():
-        if line.startswith("CapBnd:"):
-            return _numbers(int(line.split()[1], 16))
-    return frozenset()
+    found = set()
+    for number in range(64):
+        try:
+            if prctl(_PR_CAPBSET_READ, number):
+                found.add(number)
+        except OSError:  # EINVAL: the kernel knows no more of them
+            break
+    return frozenset(found)
 
 
 def seal() -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,25 +81,24 @@ class Nursery:
 
     def fork(self, role: ops.Role, now: float) -> Child:
         """Make a helper. It becomes a spare when its `ready` says so."""
-        ours, theirs = pair()
-        ready, told = os.pipe2(os.O_CLOEXEC)
-        parent = os.getpid()
-        try:
+        with ExitStack() as unless_made, ExitStack() as always:
+            ours, theirs = pair()
+            unless_made.callback(ours.close)
+            always.callback(theirs.close)
+            ready, told = os.pipe2(os.O_CLOEXEC)
+            unless_made.callback(os.close, ready)
+            always.callback(os.close, told)
+            parent = os.getpid()
             pid = os.fork()
-        except OSError:
-            ours.close()
-            os.close(ready)
-            raise
-        else:
             if pid == 0:
                 ours.close()
                 os.close(ready)
                 self._child(role, theirs, told, parent)
-        finally:
-            theirs.close()
-            os.close(told)
-        # It cannot have gone and been reaped: only we reap.
-        child = Child(role, pid, os.pidfd_open(pid), ready, now, ours)
+            # It may have ended, but its number is its own until it is reaped.
+            unless_made.callback(os.waitpid, pid, 0)
+            unless_made.callback(os.kill, pid, signal.SIGKILL)
+            child = Child(role, pid, os.pidfd_open(pid), ready, now, ours)
+            unless_made.pop_all()
         self._children[pid] = child
         return child
 

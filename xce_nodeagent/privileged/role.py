@@ -16,7 +16,7 @@ from xce_nodeagent.privileged import ops, seccomp
 from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.channel import Channel
 from xce_nodeagent.privileged.credential import Identity, assume, die_with_parent
-from xce_nodeagent.privileged.serve import Log, Work, log_to_stderr, serve
+from xce_nodeagent.privileged.serve import EXIT_CLOSED, Log, Work, log_to_stderr, serve
 from xce_nodeagent.privileged.title import set_title
 
 READY = b"1"
@@ -53,7 +53,10 @@ def become(role: Role, end: socket.socket, ready: int, parent: int) -> int:
     # Without its supervisor nobody would end it if it hangs, so it does not outlive it.
     die_with_parent(parent, signal.SIGKILL)
     seccomp.install(role.refused)
-    os.write(ready, READY)
+    try:
+        os.write(ready, READY)
+    except BrokenPipeError:
+        return EXIT_CLOSED  # the supervisor is ending
     os.close(ready)
     return serve(Channel(end), role.requests, work, log)
 

@@ -46,6 +46,10 @@ BINDER = _EVERYBODY | SOCKETS | {"kcmp"}
 PROBER = _EVERYBODY | SOCKETS | {"bpf", "kcmp"}
 WITNESS = _EVERYBODY | SOCKETS | {"bpf"}
 
+SUPERVISOR = _EVERYBODY - {"fork", "vfork"}
+"""Its children inherit it, so it refuses nothing that one of them needs. It is the only one that
+forks."""
+
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
 X32_BIT = 0x4000_0000  # x32 calls have numbers of their own: a second door to the same kernel
 
@@ -83,14 +87,18 @@ class _Line(NamedTuple):
     label: str = ""
 
 
-def assemble(refused: frozenset[str], arch: str) -> tuple[Instruction, ...]:
-    """Give the filter that refuses these calls, and all that would make a process, on `arch`."""
+def assemble(refused: frozenset[str], arch: str, *, forks: bool = False) -> tuple[Instruction, ...]:
+    """Give the filter that refuses these calls on `arch`.
+
+    Unless `forks`, it also refuses the variants of clone that make a process.
+    """
     lines = [_Line(_LOAD, _ARCH), _Line(_JEQ, AUDIT_ARCH[arch], "", "kill"), _Line(_LOAD, _NR)]
     if arch == "x86_64":
         lines.append(_Line(_JGE, X32_BIT, "eperm"))
     numbers = {syscall.number(name, arch) for name in refused}
     lines += [_Line(_JEQ, found, "eperm") for found in sorted(n for n in numbers if n is not None)]
-    for name, label in (("clone3", "enosys"), ("clone", "clone"), ("ioctl", "ioctl")):
+    clones = () if forks else (("clone3", "enosys"), ("clone", "clone"))
+    for name, label in (*clones, ("ioctl", "ioctl")):
         found = syscall.number(name, arch)
         if found is not None:
             lines.append(_Line(_JEQ, found, label))
@@ -154,12 +162,12 @@ class _Program(ctypes.Structure):
     _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def install(refused: frozenset[str]) -> None:
-    """Refuse these calls from now on, in every thread. It cannot be undone.
+def install(refused: frozenset[str], *, forks: bool = False) -> None:
+    """Refuse these calls from now on, in every thread and every child. It cannot be undone.
 
     Raise OSError when the kernel does not take the filter, or not for every thread.
     """
-    program = assemble(refused, syscall.machine())
+    program = assemble(refused, syscall.machine(), forks=forks)
     packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(packed, len(packed))
     given = _Program(len(program), ctypes.addressof(buffer))

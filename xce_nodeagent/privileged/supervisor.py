@@ -19,11 +19,16 @@ from typing import Protocol
 
 import msgspec
 
-from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged import capability, ops, seccomp
+from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.channel import Channel, Violation, encode
 from xce_nodeagent.privileged.nursery import Child, Nursery
 from xce_nodeagent.privileged.role import Role
 from xce_nodeagent.privileged.serve import EXIT_CLOSED, EXIT_VIOLATION, Log
+
+_KEEP = frozenset({Capability.SETUID, Capability.SETGID, Capability.SETPCAP, Capability.KILL})
+"""What the supervisor needs itself: to make its helpers somebody else, and to end them. Beside
+these it keeps what one of them keeps."""
 
 GRACE = 5.0
 """Seconds that helpers have to end by themselves when the agent has gone, and again when they
@@ -97,9 +102,13 @@ class Supervisor:
     def run(self) -> int:
         """Serve until the agent's end is closed, or a signal says so; give the exit status."""
         # What exists now is shared with every child for good: the collector never writes to it.
+        # msgspec keeps what it learns of a type, so it learns all types here.
+        for known in self._roles.values():
+            msgspec.msgpack.Decoder(known.requests)
         gc.collect()
         gc.freeze()
         self._catch_signals()
+        self._confine()
         if self._door.fileno() >= 0:
             self._watch(self._door.fileno(), self._knock)
         else:
@@ -116,6 +125,11 @@ class Supervisor:
             self._run_timers()
         self._release()
         return self._status
+
+    def _confine(self) -> None:
+        """Give up what neither we nor a helper needs, and every way to start a program."""
+        capability.keep(_KEEP.union(*(role.keep for role in self._roles.values())))
+        seccomp.install(seccomp.SUPERVISOR, forks=True)
 
     # ---- the agent ----------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def prctl(option: int, *arguments: int) -> int:
-    """Set something of this process (prctl(2)). Raise OSError when it fails.
+    """Set or get something of this process (prctl(2)). Raise OSError when it fails.
 
     Unused arguments must be zero, and are.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from pathlib import Path
+import os
 
 from xce_nodeagent.privileged.syscall import prctl
 
@@ -23,9 +23,18 @@ def set_title(name: str) -> None:
     prctl(_PR_SET_NAME, ctypes.addressof(comm))
     with contextlib.suppress(OSError, ValueError, IndexError):
         # The second field may hold spaces and brackets, so the count starts after its last one.
-        fields = Path("/proc/self/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        fields = _stat().rpartition(b")")[2].split()
         start, end = int(fields[48 - 3]), int(fields[49 - 3])
         if 0 < start < end:
             # The last byte stays NUL: else the kernel reads on into the environment.
             shown = name.encode()[: end - start - 1]
             ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+def _stat() -> bytes:
+    # Without a file object: whatever a forked process touches is memory of its own from then on.
+    descriptor = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
