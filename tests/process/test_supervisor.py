@@ -164,6 +164,7 @@ def test_each_process_keeps_its_own_capabilities_and_filter(stage):
     }
 
 
+@pytest.mark.needs("root")
 def test_helpers_hold_nothing_but_their_own_socket(stage):
     one = stage(*SOCKET)
     up(one)
