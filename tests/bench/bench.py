@@ -54,7 +54,7 @@ class Sizes:
 
 USUAL = Sizes((1000, 250), 125, (1500, 1000), 130, 400, 40, 1000, 30)
 FULL = Sizes((1000, 1000), 125, (3000, 3000), 200, 1000, 100, 2000, 60)
-QUICK = Sizes((10, 5), 2, (1000, 50), 5, 40, 3, 100, 3)
+QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1)
 
 
 @dataclass(frozen=True)
@@ -245,6 +245,7 @@ def measure(bench: Bench, place: Place) -> None:
 
 def alone(bench: Bench, one: Agent) -> None:
     """Measure an agent that nobody asks anything, and meanwhile what needs no agent."""
+    time.sleep(1)  # its start has its own work: spares are made, the hardware is looked at
     if bench.wanted("memory"):
         with bench.stage("memory"):
             bench.figures += processes.memory(one)
@@ -283,23 +284,34 @@ def main() -> None:
     size.add_argument("--full", action="store_true", help="a p99 for every series: 20 minutes")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="figures' beginnings")
     arguments = parser.parse_args()
+    if arguments.json is not None:
+        try:
+            fig.write(arguments.json, [])  # to know it now, and not after ten minutes
+        except OSError as error:
+            parser.error(f"{arguments.json}: {error.strerror}")
     sizes = QUICK if arguments.quick else FULL if arguments.full else USUAL
     # Ended by a signal, it still takes away all that it made.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    failed = False
     errors = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
         bench = Bench(sizes, arguments.only, progress)
         gc.disable()
+        load = os.getloadavg()[0]
         with Place() as place:
             try:
                 measure(bench, place)
             except RuntimeError as error:
+                failed = True
                 bench.missing.append(f"all that comes after this: {error}")
     console = Console(width=None if sys.stdout.isatty() else 140)
     fig.show(console, bench.figures, bench.missing)
+    console.print(f"  load of {os.cpu_count()} CPUs before the start: {load:.1f}", highlight=False)
     if arguments.json is not None:
         fig.write(arguments.json, bench.figures)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

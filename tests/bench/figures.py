@@ -110,9 +110,12 @@ def show(console: Console, figures: Sequence[Figure], missing: Sequence[str]) ->
             f"[{colour}]{one.verdict}[/]" if colour else one.verdict,
         )
     console.print(table)
+    notes: dict[str, list[str]] = {}
     for one in figures:
         if one.note:
-            console.print(f"  {one.name}: {one.note}", highlight=False, markup=False)
+            notes.setdefault(one.note, []).append(one.name)
+    for note, names in notes.items():
+        console.print(f"  {', '.join(names)}: {note}", highlight=False, markup=False)
     for reason in missing:
         console.print(f"  not measured: {reason}", highlight=False, markup=False)
 

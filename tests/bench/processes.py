@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def interpreter(script: Path) -> list[str]:
 
 def hooks(one: Agent, shape: Shape, jobs: Iterator[str], times: int) -> list[Figure]:
     """Time hooks/prepare and hooks/release as processes, beside a bare interpreter."""
-    env = {"PATH": os.environ.get("PATH", "/usr/bin"), "XCE_NODEAGENT_SOCKET": str(one.socket)}
+    # The hooks name `python3`: let it be this interpreter, and not a wrapper that is found first.
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+    env = {"PATH": path, "XCE_NODEAGENT_SOCKET": str(one.socket)}
     samples: dict[str, list[float]] = {"prepare": [], "release": [], "bare": []}
     python = interpreter(ROOT / "hooks" / "prepare")[0]
     named = [word for instance in shape.instances for word in ("--instance", instance)]
@@ -97,16 +100,21 @@ def discovery(times: int) -> list[Figure]:
 
 
 def memory(one: Agent) -> list[Figure]:
-    """Sum the proportional memory of an agent's processes."""
-    shares: list[tuple[str, float]] = []
+    """Give the proportional memory of each of an agent's processes, and the sum."""
+    found: list[Figure] = []
+    seen: Counter[str] = Counter()
     for pid, name in one.processes().items():
-        with contextlib.suppress(OSError):
+        try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii")
-            lines = dict(line.split(":", 1) for line in text.splitlines()[1:])
-            shares.append((name, int(lines["Pss"].split()[0]) / 1000))
-    note = ", ".join(f"{name} {size:.1f}" for name, size in shares)
-    total = sum(size for _, size in shares)
-    return [Figure("memory_pss_total", total, "MB", None, 120, len(shares), note)]
+        except PermissionError:
+            raise RuntimeError(f"only root may look into {name}; run it as root") from None
+        lines = dict(line.split(":", 1) for line in text.splitlines()[1:])
+        size = int(lines["Pss"].split()[0]) / 1000
+        seen[name] += 1
+        number = f"_{seen[name]}" if seen[name] > 1 else ""
+        found.append(Figure(f"memory_pss_{name.removeprefix('xce-')}{number}", size, "MB"))
+    total = sum(figure.value for figure in found)
+    return [Figure("memory_pss_total", total, "MB", None, 120, len(found)), *found]
 
 
 def resident_mib(one: Agent) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -109,6 +110,23 @@ def test_the_floor_records_and_releases(floor: Floor) -> None:
     assert not Path(reply["cgroup"]["v2"]).exists()
 
 
+def test_a_p99_needs_a_thousand_samples() -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import figures
+for count in (999, 1000):
+    found = figures.latency("x", range(1, count + 1), [1.0] * count, (2, 3))
+    print(*((one.name, one.value, one.ratio, one.verdict) for one in found))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    few, enough = done.stdout.splitlines()
+    assert few == "('x_p50', 500, 500.0, 'missed by 24900 %')"
+    assert enough.endswith("('x_p99', 990, 990.0, 'missed by 32900 %')")
+
+
 PINNED = {
     f"{op}_{heat}_{clients}_{live}_p50"
     for op in ("prepare", "release")
@@ -148,19 +166,51 @@ def test_ended_by_a_signal_it_leaves_nothing(cgroup2_mount: Path) -> None:
     command = [sys.executable, str(HERE / "bench.py"), "--only", "idle"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         deadline = time.monotonic() + 30
-        while not any("agent-one" in trace for trace in _traces(cgroup2_mount) - before):
+        while not any(trace.endswith("agent.sock") for trace in _traces(cgroup2_mount) - before):
             assert process.poll() is None, process.stdout and process.stdout.read()
-            assert time.monotonic() < deadline, "no agent was started"
+            assert time.monotonic() < deadline, "no agent serves"
             time.sleep(0.01)
+        started = [pidfd for pid in _below(process.pid) if (pidfd := _pidfd(pid)) is not None]
+        assert len(started) > 1, "an agent has helpers"
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert process.returncode == 143
+    try:
+        # The pidfd of a process that has ended can be read (pidfd_open(2)).
+        assert len(select.select(started, (), (), 5)[0]) == len(started)
+    finally:
+        for pidfd in started:
+            os.close(pidfd)
     assert _traces(cgroup2_mount) <= before
+
+
+def _below(pid: int) -> list[int]:
+    children = [
+        int(child)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text("ascii").split()
+    ]
+    return children + [pid for child in children for pid in _below(child)]
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _traces(cgroup2: Path) -> set[str]:
     """Give all that a benchmark could leave behind, by its names."""
-    found = {str(path) for path in cgroup2.glob("xce-bench-*")}
-    found |= {str(path) for path in cgroup2.glob("xce-bench-*/*")}
-    found |= {str(path) for path in Path("/dev").glob("xce-bench-*")}
-    return found | {str(path) for path in Path("/var/tmp").glob("xce-bench-*")}  # noqa: S108  # looks only
+    temporary = Path("/var/tmp")  # noqa: S108  # looks only
+    patterns = {
+        cgroup2: ("*", "*/*"),
+        Path("/dev"): ("*",),
+        temporary: ("*", "*/agent-*/run/agent.sock"),
+    }
+    return {
+        str(path)
+        for folder, ends in patterns.items()
+        for end in ends
+        for path in folder.glob(f"xce-bench-{end}")
+    }
