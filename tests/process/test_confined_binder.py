@@ -86,10 +86,6 @@ def test_it_can_do_all_that_it_is_for(place):
 
 
 @pytest.mark.needs("root", "bpf", "cgroup1")
-@pytest.mark.xfail(
-    strict=True,
-    reason="pidfd.enter asks with a signal 0, which takes CAP_KILL for another user's process",
-)
 def test_it_can_move_another_users_process(place):
     assert {name for name in refused(place) if name.startswith("join")} == set()
 

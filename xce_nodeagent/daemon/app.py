@@ -63,7 +63,7 @@ def with_simulation(config: Config, profile: str) -> Config:
 
 def _run(config: Config, where: Places, simulate: str) -> int:
     from xce_nodeagent.binding import supply  # noqa: PLC0415  # after the faults of the config
-    from xce_nodeagent.privileged import credential, seccomp  # noqa: PLC0415
+    from xce_nodeagent.privileged import credential, notify, seccomp  # noqa: PLC0415
 
     identity = None
     sock = helpers_socket(where)
@@ -83,7 +83,6 @@ def _run(config: Config, where: Places, simulate: str) -> int:
     # From here to the filter, everything that the agent will ever need is imported and read.
     from xce_nodeagent import discovery  # noqa: PLC0415
     from xce_nodeagent.daemon import loop, server  # noqa: PLC0415
-    from xce_nodeagent.daemon.notify import Notifier  # noqa: PLC0415
     from xce_nodeagent.host import Host, udev  # noqa: PLC0415
     from xce_nodeagent.providers import all_providers  # noqa: PLC0415
 
@@ -96,7 +95,6 @@ def _run(config: Config, where: Places, simulate: str) -> int:
     # A scan imports what it needs as it goes. This one is for that; no helper is asked yet.
     host.probe = lambda _: ("not_yet", "the agent is starting", {})
     discovery.scan(host, providers)
-    notifier = Notifier(os.environ)
     try:
         monitor = udev.Monitor()
     except OSError as error:
@@ -117,13 +115,12 @@ def _run(config: Config, where: Places, simulate: str) -> int:
                 listener=listener,
                 host=host,
                 providers=providers,
-                notifier=notifier,
+                notify=notify.Notify(os.environ),
                 monitor=monitor,
                 own_uid=own_uid,
             )
         )
     finally:
-        notifier.close()
         if supervisor is not None:
             # It ends with its helpers, and they leave nothing behind that no job needs. Whoever
             # stopped the agent may rely on that when the agent has ended.

@@ -30,6 +30,7 @@ from xce_nodeagent.privileged.supervisor import Door, Supervisor
 from xce_nodeagent.privileged.title import set_title
 from xce_nodeagent.privileged.witness import Witness
 
+AGENT_UNIT = "xce-nodeagent.service"
 JOBS_UNIT = "xce-nodeagent-jobs.service"
 OWN_HOME = "xce-nodeagent"
 LOCK_PATIENCE = 5.0
@@ -37,10 +38,8 @@ LOCK_PATIENCE = 5.0
 
 _BINDER = frozenset(
     {
-        Capability.SYS_ADMIN,  # programs and maps by their ids, `trusted.` attributes
-        Capability.NET_ADMIN,  # asking which programs are attached
-        Capability.BPF,
-        Capability.PERFMON,  # a program with a loop
+        Capability.SYS_ADMIN,  # programs, maps by their ids, `trusted.` attributes
+        Capability.NET_ADMIN,  # asking which programs are attached, before kernel 6.2 or so
         Capability.DAC_OVERRIDE,  # cgroups that were delegated to another user
     }
 )
@@ -128,6 +127,15 @@ def _on(path: str, mounted: Sequence[Mount]) -> CgroupRef | None:
     return CgroupRef(max(below, key=lambda mount: len(mount.point)).backend, path)
 
 
+def _agents_units(mounted: Sequence[Mount]) -> tuple[CgroupRef, ...]:
+    """Give where the agent's unit is under systemd. Run by hand, it is where we are ourselves."""
+    return tuple(
+        CgroupRef(mount.backend, f"{mount.point}/{group}/{AGENT_UNIT}")
+        for mount in mounted
+        for group in ("system.slice", "xce.slice")
+    )
+
+
 def _simulated_nodes(profile: str, config: Config) -> tuple[DeviceNode, ...]:
     from xce_nodeagent.host import Host  # noqa: PLC0415  # only where something is simulated
     from xce_nodeagent.providers import simulated  # noqa: PLC0415
@@ -151,6 +159,7 @@ def _roles(
         return Binder(
             home=home,
             roots=[found for found in roots if found is not None],
+            own=_agents_units(mounted),
             take_lock=lambda: lock.take(lock_path, LOCK_PATIENCE) if lock_path else None,
             simulated=nodes,
             device_directory=config.simulate.device_directory,
@@ -159,6 +168,9 @@ def _roles(
     def prober(_: Log) -> Work:
         from xce_nodeagent.host import nvml  # noqa: PLC0415  # in the prober alone
 
+        if os.path.exists(nvml.DRIVER):
+            # Once it is another user, it may not be able to read the interpreter's own files.
+            nvml.load_bindings()
         return Prober(nvml.probe)
 
     def witness(_: Log) -> Work:

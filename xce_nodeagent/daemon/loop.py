@@ -22,10 +22,10 @@ from xce_nodeagent.binding.supply import Dial, Supply
 from xce_nodeagent.daemon import doctor
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
-from xce_nodeagent.daemon.notify import Notifier
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
+from xce_nodeagent.daemon.vendor import Vendor
 from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
@@ -35,11 +35,11 @@ from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check, LeftOver
+from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
     Look,
     Manage,
-    Probe,
     ProberAnswer,
     Take,
     Taken,
@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 BINDER_SECONDS = 2.0
 """How long a binder may take for one operation, which takes it well below a millisecond, before
 it is taken for hung and replaced."""
+
+PROBER_SECONDS = 65.0
+"""Longer than a prober gives its library (privileged/prober.py), so that it can say which hung."""
 
 SETTLE_SECONDS = 0.1
 """How long events of the hardware are collected before it is looked at again."""
@@ -75,7 +78,7 @@ class Daemon:
         listener: socket.socket,
         host: Host,
         providers: Sequence[Provider],
-        notifier: Notifier,
+        notify: Notify,
         monitor: Monitor | None,
         own_uid: int,
     ) -> None:
@@ -83,7 +86,7 @@ class Daemon:
         self._listener = listener
         self._host = host
         self._providers = {provider.name: provider for provider in providers}
-        self._notifier = notifier
+        self._notify = notify
         self._monitor = monitor
         self._managed: tuple[Device, ...] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -101,8 +104,12 @@ class Daemon:
             unavailable=Enforcement,
             deadline=BINDER_SECONDS,
         )
-        self.prober = Helper("prober", self._supply, ProberAnswer, deadline=65.0)
+        # A library that hung one prober would hang the next: one is enough.
+        self.prober = Helper(
+            "prober", self._supply, ProberAnswer, deadline=PROBER_SECONDS, generations=1
+        )
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
+        self._vendor = Vendor(self.prober, self._look_again)
         enforced = config.agent.enforcement != "off"
         self._executor = Executor(self.binder if enforced else None)
         self.survey = Survey(
@@ -146,12 +153,8 @@ class Daemon:
             log.warning("devices are not fenced: the binder cannot manage them")
 
     async def _probe(self) -> None:
-        """Ask the prober what vendors' libraries know, for the scan that comes next."""
-        try:
-            answer = await self.prober.call(Probe("nvidia"))
-            found = (answer.state, answer.reason, answer.facts)
-        except AgentError as error:
-            found = ("error", f"the prober does not answer: {error.message}", {})
+        """Get what vendors' libraries know, for the scan that comes next."""
+        found = await self._vendor.ask()
         self._host.probe = lambda _: found
 
     # ---- the run ----------------------------------------------------------------------------
@@ -169,7 +172,7 @@ class Daemon:
             try:
                 await self._stop.wait()
             finally:
-                self._notifier.send("STOPPING=1")
+                self._notify("STOPPING=1")
                 log.info("stopping")
                 await server.close()
                 await lifecycle.close()
@@ -231,7 +234,7 @@ class Daemon:
             self._rescan_in(RETRY_SECONDS)
         inventory = self._inventory()
         state = f"{len(inventory.instances)} instances, {len(self.ledger.book.live)} bindings"
-        self._notifier.send("READY=1", f"STATUS={state}")
+        self._notify(f"READY=1\nSTATUS={state}")
         log.info("serving: %s", state)
         return server
 
@@ -243,6 +246,7 @@ class Daemon:
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._vendor.close()
         for helper in (self.binder, self.prober, self.witness):
             helper.close()
         self._supply.close()
@@ -278,6 +282,7 @@ class Daemon:
 
     def _event(self, monitor: Monitor) -> None:
         if monitor.drain():
+            self._vendor.changed()
             self._rescan_in(SETTLE_SECONDS)
 
     def _look_again(self) -> None:
@@ -314,9 +319,9 @@ class Daemon:
 
     def _beat(self) -> None:
         self._heart: asyncio.TimerHandle | None = None
-        if seconds := self._notifier.watchdog_seconds:
-            self._notifier.send("WATCHDOG=1")
-            self._heart = asyncio.get_running_loop().call_later(seconds, self._beat)
+        if seconds := self._notify.watchdog:
+            self._notify("WATCHDOG=1")
+            self._heart = asyncio.get_running_loop().call_later(seconds / 2, self._beat)
 
     def _maintain_later(self) -> None:
         if self._maintenance is None and self.ledger.written >= CHECKPOINT_AFTER:

@@ -12,8 +12,16 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
+DRIVER = "/proc/driver/nvidia"
+"""There when the kernel's driver is loaded."""
+
 LIBRARY = "libnvidia-ml.so.1"
 Answer = tuple[str, str, dict[str, Any]]
+
+
+def load_bindings() -> None:
+    """Import pynvml now, before its files are out of reach; the library itself is not opened."""
+    import pynvml  # noqa: F401, PLC0415  # only where there is a driver: it takes 6 MB
 
 
 def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = None) -> Answer:

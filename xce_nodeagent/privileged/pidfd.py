@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
+import select
 from pathlib import Path
 
 from xce_nodeagent.errors import BadCgroup, BadRequest
@@ -37,7 +37,8 @@ def enter(cgroup: Cgroup, pidfd: int, pid: int) -> None:
         cgroup.add(pid)
         # The kernel takes a number, and a number can pass to another process between the check
         # and the write. Had it passed, the one behind the pidfd would be gone now.
-        signal.pidfd_send_signal(pidfd, 0)
+        if _has_ended(pidfd):
+            raise _ended(pid)
     except ProcessLookupError:
         raise _ended(pid) from None
     except OSError as error:
@@ -48,6 +49,16 @@ def enter(cgroup: Cgroup, pidfd: int, pid: int) -> None:
         raise BadCgroup(
             f"process {pid} cannot enter cgroup {cgroup.ref.path}: {why}", cgroup=cgroup.ref.path
         ) from error
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Say whether the process behind it has ended: then it is readable (pidfd_open(2)).
+
+    A signal 0 would ask the same, and would need CAP_KILL for another user's process.
+    """
+    look = select.poll()
+    look.register(pidfd, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _ended(pid: int) -> BadRequest:
