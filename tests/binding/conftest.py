@@ -180,7 +180,7 @@ class Node:
 
     def open(self) -> None:
         self.ledger = Ledger(self.path, self.boot, self.clock)
-        self.executor = Executor(self.books)
+        self.executor = Executor(self.books, self.inventory.managed)
         self.life = Lifecycle(
             ledger=self.ledger,
             executor=self.executor,

@@ -6,12 +6,13 @@ It decides nothing. Everything it asks for can be asked again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.plan import AdoptCgroup, MakeCgroup
+from xce_nodeagent.model.rule import Device, Rule
 from xce_nodeagent.privileged.ops import (
     Bind,
     Done,
@@ -34,10 +35,23 @@ class Binder(Protocol):
 
 
 class Executor:
-    """Acts on bindings through a binder. Where there is none, nothing is enforced."""
+    """Acts on bindings through a binder. Where there is none, nothing is enforced.
 
-    def __init__(self, binder: Binder | None) -> None:
+    `managed` gives the devices that the binder was told to manage.
+    """
+
+    def __init__(self, binder: Binder | None, managed: Callable[[], Collection[Device]]) -> None:
         self._binder = binder
+        self._managed = managed
+
+    def _grants(self, binding: Binding) -> tuple[Rule, ...]:
+        """Give the grants of what is managed now.
+
+        A driver may have been unloaded since; then there is nothing to grant, and the binder
+        takes a grant of what it does not manage for an attack.
+        """
+        managed = self._managed()
+        return tuple(rule for rule in binding.plan.grants if rule.device in managed)
 
     async def carry_out(self, binding: Binding) -> None:
         """Make the kernel's state what the binding's plan says. Raises what the binder says.
@@ -50,7 +64,7 @@ class Executor:
         request = Bind(
             mark=binding.mark,
             cgroup=step.cgroup,
-            grants=binding.plan.grants,
+            grants=self._grants(binding),
             make=isinstance(step, MakeCgroup),
             populated=isinstance(step, AdoptCgroup) and step.populated,
         )
@@ -76,7 +90,7 @@ class Executor:
         step = binding.plan.cgroup
         if step is None or self._binder is None:
             return Verified("ok")
-        answer = await self._binder.call(Verify(binding.mark, step.cgroup, binding.plan.grants))
+        answer = await self._binder.call(Verify(binding.mark, step.cgroup, self._grants(binding)))
         return _expect(answer, Verified)
 
     async def join(self, binding: Binding, pid: int, pidfd: int) -> None:

@@ -8,7 +8,9 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any
 
 from xce_nodeagent import __version__
@@ -35,6 +37,7 @@ from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check, LeftOver
+from xce_nodeagent.privileged import majors, simnode
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
@@ -88,7 +91,7 @@ class Daemon:
         self._providers = {provider.name: provider for provider in providers}
         self._notify = notify
         self._monitor = monitor
-        self._managed: tuple[Device, ...] | None = None
+        self._managed: frozenset[Device] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._maintenance: asyncio.TimerHandle | None = None
         self._rescan: asyncio.TimerHandle | None = None
@@ -111,7 +114,9 @@ class Daemon:
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._vendor = Vendor(self.prober, self._look_again)
         enforced = config.agent.enforcement != "off"
-        self._executor = Executor(self.binder if enforced else None)
+        self._executor = Executor(
+            self.binder if enforced else None, lambda: self._managed or frozenset()
+        )
         self.survey = Survey(
             host,
             providers,
@@ -119,6 +124,7 @@ class Daemon:
             node=config.agent.node,
             prepare_host=self._probe,
             fence=self._fence,
+            foreign=self._foreign,
         )
         self._mounted = host_cgroup.mounts(host.read("/proc/self/mountinfo") or "")
         self._prepare_uids = frozenset({0, own_uid, *config.access.prepare_uids})
@@ -127,7 +133,7 @@ class Daemon:
 
     def _greeting(self) -> tuple[Any, ...]:
         known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup)]
-        managed = () if self._managed is None else (Manage(self._managed),)
+        managed = () if self._managed is None else (Manage(tuple(sorted(self._managed))),)
         return (Take(tuple(known)), *managed)
 
     @property
@@ -142,15 +148,25 @@ class Daemon:
         A card that fell off the bus is in no inventory, and stays fenced while a job has it.
         """
         granted = {rule.device for binding in self.ledger.book for rule in binding.plan.grants}
-        self._managed = tuple(sorted(devices | granted))
+        gone = self._foreign(granted - devices)
+        self._managed = frozenset(devices | granted) - gone.keys()
         if self._config.agent.enforcement == "off":
             return
         try:
-            await self.binder.call(Manage(self._managed))
+            await self.binder.call(Manage(tuple(sorted(self._managed))))
         except Enforcement:
             if self._config.agent.enforcement == "required":
                 raise
             log.warning("devices are not fenced: the binder cannot manage them")
+
+    def _foreign(self, devices: AbstractSet[Device]) -> Mapping[Device, str]:
+        """Say which devices the binder would not hear of: it ends over what no honest agent asks.
+
+        Majors for local use are those of simulated nodes, which the binder made itself.
+        """
+        simulated = {device for device in devices if device.major in simnode.LOCAL_MAJORS}
+        made = simulated if self._config.simulate.profile else ()
+        return majors.foreign(devices, made=frozenset(made), proc=Path("/proc"))
 
     async def _probe(self) -> None:
         """Get what vendors' libraries know, for the scan that comes next."""
@@ -369,7 +385,7 @@ class Daemon:
         """Ask the witness who has a device open that no job holds."""
         granted = {rule.device for b in self.ledger.book for rule in b.plan.grants}
         try:
-            looked = await self.witness.call(Look(devices=tuple(self._managed or ())))
+            looked = await self.witness.call(Look(devices=tuple(sorted(self._managed or ()))))
         except AgentError as error:
             return [Check(name="witness", state="warning", text=error.message)]
         return doctor.strangers(looked, {str(device) for device in granted})

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import structs
 
 from xce_nodeagent import discovery
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.host import Host
+from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.provider import Provider
@@ -27,7 +28,8 @@ Listener = Callable[[Inventory], None]
 class Survey:
     """Holds the inventory. `fence` is called with the managed devices before they are published.
 
-    `prepare_host` is awaited before a scan: it asks the prober, and gives its answers to `host`.
+    `foreign` says of which devices the binder would not hear, and why. `prepare_host` is awaited
+    before a scan: it asks the prober, and gives its answers to `host`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Survey:
         node: str,
         prepare_host: Callable[[], Awaitable[None]],
         fence: Callable[[frozenset[Device]], Awaitable[None]],
+        foreign: Callable[[frozenset[Device]], Mapping[Device, str]],
     ) -> None:
         self.current: Inventory | None = None
         self._raw: Inventory | None = None
@@ -48,6 +51,7 @@ class Survey:
         self._node = node
         self._prepare_host = prepare_host
         self._fence = fence
+        self._foreign = foreign
         self._listeners: list[Listener] = []
         self._seen, self._number = ledger.hardware()
         self._managed: frozenset[Device] | None = None
@@ -59,7 +63,11 @@ class Survey:
             await self._prepare_host()
             found = await asyncio.to_thread(discovery.scan, self._host, self._providers, self._raw)
             self._raw = structs.replace(found, source="agent", node=self._node or found.node)
-            managed = self._raw.managed()
+            devices = self._raw.managed()
+            foreign = self._foreign(devices)
+            if foreign:
+                self._raw = _without_driver(self._raw, foreign)
+            managed = devices - foreign.keys()
             if managed != self._managed:
                 await self._fence(managed)
                 self._managed = managed
@@ -99,6 +107,22 @@ class Survey:
     def managed(self) -> frozenset[Device]:
         """The devices that the fence rules now."""
         return self._managed or frozenset()
+
+
+def _without_driver(inventory: Inventory, foreign: Mapping[Device, str]) -> Inventory:
+    """Mark what has a node of no known driver: it cannot be fenced, so it is not given to jobs.
+
+    A driver that is unloaded while we look has such nodes, too; one bad device must not keep the
+    others from being fenced.
+    """
+
+    def marked(instance: Instance) -> Instance:
+        for node in instance.devices:
+            if (why := foreign.get(Device.of(node))) and instance.healthy:
+                return structs.replace(instance, healthy=False, reason=f"cannot be fenced: {why}")
+        return instance
+
+    return structs.replace(inventory, instances=tuple(map(marked, inventory.instances)))
 
 
 def _count(inventory: Inventory) -> str:

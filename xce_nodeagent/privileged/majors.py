@@ -70,19 +70,30 @@ def misc_minors(proc: Path) -> dict[int, str]:
     return {int(line[0]): line[1] for line in lines if len(line) == 2}
 
 
-def check(devices: Iterable[Device], *, made: Collection[Device], proc: Path) -> None:
-    """Raise Violation unless each device is of a driver in the tables, or one that we made."""
+def foreign(
+    devices: Iterable[Device], *, made: Collection[Device], proc: Path
+) -> dict[Device, str]:
+    """Give the devices that are of no driver in the tables and were not made by us, with why."""
     unknown = sorted(set(devices) - set(made))
     if not unknown:
-        return
+        return {}
     drivers, misc = character_drivers(proc), misc_minors(proc)
+    found: dict[Device, str] = {}
     for device in unknown:
         if not (0 <= device.major < MAJOR_LIMIT and 0 <= device.minor < MINOR_LIMIT):
-            raise Violation(f"{device} is no device number")
+            found[device] = f"{device} is no device number"
+            continue
         names = drivers.get(device.major, frozenset()) if device.type == "c" else frozenset()
         known = bool(names & DRIVERS)
         if device.major == MISC_MAJOR and device.type == "c":
             known = misc.get(device.minor) in MISC_DEVICES
         if not known:
-            owner = ", ".join(sorted(names)) or "nobody"
-            raise Violation(f"{device} belongs to {owner}, whose devices are never managed")
+            owner = ", ".join(sorted(names)) or "no driver that is loaded"
+            found[device] = f"{device} belongs to {owner}, whose devices are never managed"
+    return found
+
+
+def check(devices: Iterable[Device], *, made: Collection[Device], proc: Path) -> None:
+    """Raise Violation unless each device is of a driver in the tables, or one that we made."""
+    for why in foreign(devices, made=made, proc=proc).values():
+        raise Violation(why)
