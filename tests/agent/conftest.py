@@ -40,6 +40,7 @@ class Running:
         self.folder, self.home, self.other, self.devices = folder, home, other, devices
         self.config = folder / "config.toml"
         self.extra = ""
+        self.python = [sys.executable]
         self.log = folder / "log"
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("XCE_")},
@@ -65,7 +66,7 @@ device_directory = "{self.devices}"
         )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "xce_nodeagent", "run", "--simulate", profile],
+                [*self.python, "-m", "xce_nodeagent", "run", "--simulate", profile],
                 env=self.env,
                 stdout=log,
                 stderr=log,

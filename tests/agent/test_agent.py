@@ -66,6 +66,7 @@ def test_nothing_is_left_behind(agent):
     assert agent.stop() == 0
     assert not agent.home.exists()
     assert not agent.devices.exists()
+    assert not agent.socket.exists()
 
 
 def test_what_outlives_its_job_is_quarantined_and_freed_when_it_has_gone(agent, in_job):
@@ -407,3 +408,33 @@ def test_a_port_that_still_listens_is_told_with_its_process(agent):
         assert released["quarantined"] == ["ports"]
         assert [h["pid"] for h in released["holders"]] == [os.getpid()]
         assert agent.call("Prepare", job="2", ports=[{"count": 1}])["ports"][0]["port"] != port
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_once_it_serves_it_imports_nothing_more(agent, in_job):
+    """The interpreter may lie where only root can read, and the agent is not root any more."""
+    agent.stop()
+    agent.log.write_text("", "utf-8")
+    agent.python = [sys.executable, "-X", "importtime"]
+    agent.start()
+    agent.call("GetInventory")
+    answer = agent.call(
+        "Prepare", job="1", attempt="a", request="rusage[gpu=1]", ports=[{"count": 1}]
+    )
+    inside = in_job(cgroup_of(answer))
+    for ask in ({"job": "1", "attempt": "a", "request": "rusage[gpu=2]"}, {"job": "/"}, {}):
+        with pytest.raises(Exception, match=r"io\.xce"):
+            agent.call("Prepare", **ask)
+    agent.call("Prepare", job="1", attempt="a", request="rusage[nic=1]", add=True)
+    agent.call("Doctor")
+    agent.call("GetBinding", job="1")
+    agent.call("Release", job="1", attempt="a")
+    inside.end()
+    agent.call("Drain", id="ports", reason="x")
+    os.kill(agent.process.pid, signal.SIGHUP)  # looks at the hardware again
+    agent.call("Reconcile", jobs=[])
+    assert agent.stop() == 0
+    lines = agent.log.read_text("utf-8").splitlines()
+    serving = next(n for n, line in enumerate(lines) if "serving:" in line)
+    assert any(line.startswith("import time:") for line in lines[:serving])
+    assert [line for line in lines[serving:] if line.startswith("import time:")] == []

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from xce_nodeagent import errors
+from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.model import wire
 
@@ -214,10 +215,12 @@ def test_reconcile_releases_what_is_not_named(node):
     for job in ("1", "2", "3"):
         prepare(node, job=job, attempt="a")
     answer = run(
-        node.life.reconcile(
+        reconcile(
+            node.life,
             wire.Reconcile(
                 jobs=(wire.JobRef(job="1", attempt="a"), wire.JobRef(job="2"), wire.JobRef(job="9"))
-            )
+            ),
+            now=5.0,
         )
     )
     assert [ref.job for ref in answer.kept] == ["1", "2"]

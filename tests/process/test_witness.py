@@ -130,8 +130,8 @@ def test_whoever_is_bound_to_a_port_is_seen(kind, family, how, expected):
         try:
             port = int(process.stdout.readline())
             seen = [one for one in look(ports=[port]).seen if one.pid == process.pid]
-            whats = [one.what for one in seen]
-            assert whats == ([f"{expected} {port}"] if expected else [])
+            what = [one.what for one in seen]
+            assert what == ([f"{expected} {port}"] if expected else [])
             assert look(ports=[port + 1 if port < 65535 else 1]).seen == () or port == 65535
         finally:
             process.stdin.close()

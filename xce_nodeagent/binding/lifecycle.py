@@ -1,4 +1,4 @@
-"""The life of bindings: prepare, grow, shrink, release, reconcile, join.
+"""The life of bindings: prepare, grow, shrink, release.
 
 The order is always the same: decide (planner), record (ledger), act (executor), answer, and note
 the outcome. One binding is worked on by one call at a time; different bindings do not wait for
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from msgspec import structs
@@ -21,8 +20,9 @@ from xce_nodeagent.binding.demand import Demand, demand
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.turn import Turns
-from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement, NotPermitted, UnknownInstance
+from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement, UnknownInstance
 from xce_nodeagent.host import cgroup as host_cgroup
+from xce_nodeagent.host import process
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import (
     Binding,
@@ -125,7 +125,7 @@ class Lifecycle:
         if (pid is None and not want.ask.cgroup) or self.site.policy == "off":
             return None
         if pid is not None:
-            cgroup = _cgroup_of(pid, self._mounted)
+            cgroup = host_cgroup.of_process(pid, self._mounted)
             planner.below_roots(self.site, cgroup.path)
         else:
             # Whether it may be named comes before whether it exists: other paths stay unknown.
@@ -170,7 +170,7 @@ class Lifecycle:
         except AgentError as second:
             log.error("job %s cannot be taken back yet: %s", job, second.message)
             self.ledger.commit(ReleaseIntended(job=job, attempt=attempt))
-            self._clean_later()
+            self.clean_later()
             return
         self.ledger.commit(Failed(job=job, attempt=attempt, code=error.code, message=error.message))
         self.last_seen.pop(binding.key, None)
@@ -224,7 +224,8 @@ class Lifecycle:
                 recorded = self._intend(binding)
             unbound = await self._executor.take_back(binding)
             left = tuple(
-                wire.LeftOver(pid, "in the job's cgroup", *_who(pid)) for pid in unbound.pids
+                wire.LeftOver(pid, "in the job's cgroup", *process.name_and_owner(pid))
+                for pid in unbound.pids
             )
             listening = self._listening(binding)
             if listening:
@@ -261,13 +262,15 @@ class Lifecycle:
     ) -> None:
         job, attempt = binding.job, binding.attempt
         if binding.state == "quarantined":
-            if not left:
+            if left:
+                self.clean_later()
+            else:
                 self.ledger.note(Cleaned(job=job, attempt=attempt))
                 self.last_seen.pop(binding.key, None)
         else:
             self.ledger.note(Released(job=job, attempt=attempt, left=left, quarantined=quarantined))
             if left:
-                self._clean_later()
+                self.clean_later()
             else:
                 self.last_seen.pop(binding.key, None)
         self._flush_later()
@@ -312,64 +315,6 @@ class Lifecycle:
 
     # ---- the other calls --------------------------------------------------------------------
 
-    async def reconcile(self, ask: wire.Reconcile) -> wire.Reconciled:
-        """Release whatever the worker does not name.
-
-        Only what was bound when the call came is looked at: a prepare that arrives meanwhile is
-        younger than the worker's list.
-        """
-        named = {(name.job_id(ref.job), ref.attempt) for ref in ask.jobs}
-        present = [b.key for b in self.book if b.state in ("committed", "bound")]
-        kept: list[wire.JobRef] = []
-        released: list[wire.JobRef] = []
-        unclean: list[wire.JobRef] = []
-        for job, attempt in present:
-            ref = wire.JobRef(job=job, attempt=attempt)
-            if (job, attempt) in named or (job, None) in named:
-                self.last_seen[job, attempt] = self._clock()
-                kept.append(ref)
-                continue
-            outcome = await self.undo((job, attempt))
-            released.append(ref)
-            if not outcome.clean:
-                unclean.append(ref)
-        have = set(present) | {(job, None) for job, _ in present}
-        unknown = [ref for ref in ask.jobs if (ref.job, ref.attempt) not in have]
-        return wire.Reconciled(
-            kept=tuple(kept),
-            released=tuple(released),
-            unknown=tuple(unknown),
-            unclean=tuple(unclean),
-        )
-
-    async def join(
-        self, ask: wire.Join, *, peer_pid: int, peer_uid: int, may_prepare: bool
-    ) -> wire.Joined:
-        """Move a process into its job's cgroup.
-
-        Who may prepare may move any process; the job's user may move processes of its own.
-        """
-        binding = self.one(ask.job, ask.attempt)
-        pid = peer_pid if ask.pid is None else ask.pid
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError as error:
-            raise BadCgroup(f"process {pid}: {error.strerror}", pid=pid) from None
-        try:
-            if not may_prepare:
-                # The owner of /proc/PID is the process's effective user (proc(5)). The pidfd was
-                # opened before: if that process ends and its pid is taken, the binder sees it.
-                owner = os.stat(f"/proc/{pid}").st_uid
-                if binding.uid is None or not peer_uid == binding.uid == owner:
-                    raise NotPermitted(
-                        f"uid {peer_uid} may not put process {pid} into job {ask.job!r}:"
-                        " only the job's user, with processes of its own, and who may prepare"
-                    )
-            await self._executor.join(binding, pid, pidfd)
-        finally:
-            os.close(pidfd)
-        return wire.Joined(cgroup=answer.cgroup(binding), env=binding.plan.environment)
-
     def one(self, job: str, attempt: str | None) -> Binding:
         """Give the live binding that is meant; raise BadRequest if there is none, or several."""
         found = self.book.of_job(name.job_id(job), attempt)
@@ -394,7 +339,8 @@ class Lifecycle:
             # They stay in memory and go with the next commit; a restart repeats the steps.
             log.error("outcomes are not recorded yet: %s", error.message)
 
-    def _clean_later(self) -> None:
+    def clean_later(self) -> None:
+        """See to it that what is left over is looked at until it is gone."""
         if self._cleaning is None or self._cleaning.done():
             self._cleaning = asyncio.ensure_future(self._clean())
 
@@ -437,23 +383,3 @@ def _restoring(before: Binding) -> Changed:
 
 def _in_cgroup(want: Demand, cgroup: CgroupRef) -> Demand:
     return structs.replace(want, ask=structs.replace(want.ask, cgroup=cgroup.path))
-
-
-def _cgroup_of(pid: int, mounted: dict[str, str]) -> CgroupRef:
-    """Give a process's cgroup; the pidfd makes sure that it is one process all the while."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except (OSError, OverflowError, ValueError) as error:
-        raise BadCgroup(f"process {pid}: {error}", pid=pid) from None
-    try:
-        return host_cgroup.of_process(pid, mounted)
-    finally:
-        os.close(pidfd)
-
-
-def _who(pid: int) -> tuple[str, int]:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip(), os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return "", -1

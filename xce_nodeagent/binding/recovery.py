@@ -32,6 +32,7 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
             counts[await _recover(binding, ledger, executor, lifecycle)] += 1
         except AgentError as error:
             log.error("job %s cannot be recovered: %s", binding.job, error.message)
+            lifecycle.clean_later()
             counts["failed"] += 1
     ledger.flush()
     return counts

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 from xce_nodeagent.binding import answer
+from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.join import join
 from xce_nodeagent.binding.lifecycle import Lifecycle
+from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.daemon.connection import Peer
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.errors import BadRequest, NotReady, UnknownInstance
@@ -25,12 +29,14 @@ class Agent:
     def __init__(
         self,
         lifecycle: Lifecycle,
+        executor: Executor,
         survey: Survey,
         *,
         prepare_uids: frozenset[int],
         examine: Callable[[], Awaitable[tuple[wire.Check, ...]]],
     ) -> None:
         self._lifecycle = lifecycle
+        self._executor = executor
         self._survey = survey
         self._prepare_uids = prepare_uids
         self._examine = examine
@@ -55,14 +61,20 @@ class Agent:
         return await self._lifecycle.release(ask)
 
     async def join(self, peer: Peer, ask: wire.Join) -> wire.Joined:
-        """Move a process into a job's cgroup."""
-        return await self._lifecycle.join(
-            ask, peer_pid=peer.pid, peer_uid=peer.uid, may_prepare=self.may_prepare(peer.uid)
+        """Move a process, without a pid the caller itself, into its job's cgroup."""
+        binding = self._lifecycle.one(ask.job, ask.attempt)
+        await join(
+            self._executor,
+            binding,
+            peer.pid if ask.pid is None else ask.pid,
+            peer_uid=peer.uid,
+            may_prepare=self.may_prepare(peer.uid),
         )
+        return wire.Joined(cgroup=answer.cgroup(binding), env=binding.plan.environment)
 
     async def reconcile(self, peer: Peer, ask: wire.Reconcile) -> wire.Reconciled:
         """Release what the caller does not name."""
-        return await self._lifecycle.reconcile(ask)
+        return await reconcile(self._lifecycle, ask, time.time())
 
     async def get_inventory(self, peer: Peer) -> Inventory:
         """Give the inventory as it is now, with `held_by`."""

@@ -13,6 +13,7 @@ Under systemd the agent is not root and finds the helpers' supervisor at its soc
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -86,6 +87,8 @@ def _run(config: Config, where: Places, simulate: str) -> int:
     from xce_nodeagent.host import Host, udev  # noqa: PLC0415
     from xce_nodeagent.providers import all_providers  # noqa: PLC0415
 
+    # asyncio imports its threads late.
+    importlib.import_module("concurrent.futures.thread")
     host = Host(
         simulate=config.simulate.profile,
         device_directory=config.simulate.device_directory,

@@ -1,14 +1,18 @@
-"""Doctor: what is looked at, and what each finding means, as pure functions of what was seen."""
+"""Doctor: what is looked at, and what each finding means."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.helper import Helper
+from xce_nodeagent.errors import AgentError
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check
-from xce_nodeagent.privileged.ops import Looked, Taken
+from xce_nodeagent.privileged.ops import Look, Looked, Role, Taken
 
 
 def enforcement(config: Config, taken: Taken | None) -> Check:
@@ -40,7 +44,7 @@ def enforcement(config: Config, taken: Taken | None) -> Check:
     return Check(name="enforcement", state="ok", text=text)
 
 
-def helpers(restarts: Mapping[str, int]) -> Check:
+def helpers(restarts: Mapping[Role, int]) -> Check:
     """Say how often a helper had to be replaced."""
     replaced = {role: count for role, count in restarts.items() if count}
     if not replaced:
@@ -111,8 +115,31 @@ def bindings(live: Iterable[Binding], faults: Mapping[str, str]) -> list[Check]:
     return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
 
 
-def strangers(looked: Looked, granted: Collection[str]) -> list[Check]:
+async def compare(live: Iterable[Binding], executor: Executor) -> dict[str, str]:
+    """Compare what the kernel has with the ledger; give the fault of each job that has one."""
+    faults: dict[str, str] = {}
+    for binding in live:
+        if binding.state != "bound":
+            continue
+        try:
+            verified = await executor.verify(binding)
+        except AgentError as error:
+            faults[binding.job] = error.message
+            continue
+        if verified.state in ("gone", "differs"):
+            faults[binding.job] = verified.fault or "its cgroup is gone"
+    return faults
+
+
+async def strangers(
+    live: Iterable[Binding], managed: Iterable[Device], witness: Helper
+) -> list[Check]:
     """Say who has a managed device open that no job was given: it was opened outside any fence."""
+    granted = {str(rule.device) for binding in live for rule in binding.plan.grants}
+    try:
+        looked: Looked = await witness.call(Look(devices=tuple(sorted(managed))))
+    except AgentError as error:
+        return [Check(name="witness", state="warning", text=error.message)]
     checks = [
         Check(
             name=f"holder.{seen.pid}",

@@ -86,6 +86,7 @@ class Daemon:
         own_uid: int,
     ) -> None:
         self._config = config
+        self._where = where
         self._listener = listener
         self._host = host
         self._providers = {provider.name: provider for provider in providers}
@@ -191,6 +192,7 @@ class Daemon:
                 self._notify("STOPPING=1")
                 log.info("stopping")
                 await server.close()
+                self._where.socket.unlink(missing_ok=True)
                 await lifecycle.close()
         finally:
             await self._close()
@@ -238,6 +240,7 @@ class Daemon:
     def _serve(self, lifecycle: Lifecycle) -> Server:
         self.agent = Agent(
             lifecycle,
+            self._executor,
             self.survey,
             prepare_uids=self._prepare_uids,
             examine=self._examine,
@@ -359,36 +362,15 @@ class Daemon:
     # ---- doctor -----------------------------------------------------------------------------
 
     async def _examine(self) -> tuple[Check, ...]:
-        faults: dict[str, str] = {}
-        for binding in self.ledger.book:
-            if binding.state != "bound":
-                continue
-            try:
-                verified = await self._executor.verify(binding)
-            except AgentError as error:
-                faults[binding.job] = error.message
-                continue
-            if verified.state in ("gone", "differs"):
-                faults[binding.job] = verified.fault or "its cgroup is gone"
         everybody = (self.binder, self.prober, self.witness)
-        holders = await self._strangers()
-        restarts: dict[str, int] = {helper.role: helper.restarts for helper in everybody}
+        book = self.ledger.book
         return (
             doctor.enforcement(self._config, self.taken),
-            doctor.helpers(restarts),
+            doctor.helpers({helper.role: helper.restarts for helper in everybody}),
             *doctor.discovery(self.survey.current),
-            *doctor.bindings(self.ledger.book, faults),
-            *holders,
+            *doctor.bindings(book, await doctor.compare(book, self._executor)),
+            *await doctor.strangers(book, self._managed or frozenset(), self.witness),
         )
-
-    async def _strangers(self) -> list[Check]:
-        """Ask the witness who has a device open that no job holds."""
-        granted = {rule.device for b in self.ledger.book for rule in b.plan.grants}
-        try:
-            looked = await self.witness.call(Look(devices=tuple(sorted(self._managed or ()))))
-        except AgentError as error:
-            return [Check(name="witness", state="warning", text=error.message)]
-        return doctor.strangers(looked, {str(device) for device in granted})
 
 
 def run(make: Callable[[], Daemon]) -> int:

@@ -61,8 +61,19 @@ def of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
     """Give the cgroup that a process is in: its v2 one unless that is the root, else v1 devices.
 
     Read from /proc/PID/cgroup (cgroups(7)). Raises BadCgroup when there is no such process, or
-    it is in root cgroups only.
+    it is in root cgroups only. A pidfd, held meanwhile, makes sure that it is one process.
     """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, OverflowError) as error:
+        raise BadCgroup(f"process {pid}: {error}", pid=pid) from None
+    try:
+        return _of_process(pid, mounted)
+    finally:
+        os.close(pidfd)
+
+
+def _of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8").splitlines()
     except OSError as error:
@@ -88,7 +99,7 @@ def populated(cgroup: CgroupRef) -> bool | None:
     """Say whether a process is in the cgroup or below it; None when the cgroup is gone."""
     try:
         if cgroup.backend == "cgroup2":
-            events = Path(f"{cgroup.path}/cgroup.events").read_text("ascii")
+            events = Path(f"{cgroup.path}/cgroup.events").read_text("utf-8")
             return "populated 1" in events
         return next(_pids(cgroup.path), None) is not None
     except OSError:
@@ -98,7 +109,7 @@ def populated(cgroup: CgroupRef) -> bool | None:
 def _pids(path: str) -> Iterator[int]:
     # cgroup v1 has no `populated`: every folder below has to be looked into.
     for folder, _, _ in os.walk(path, onerror=_raise):
-        for line in Path(folder, "cgroup.procs").read_text("ascii").split():
+        for line in Path(folder, "cgroup.procs").read_text("utf-8").split():
             yield int(line)
 
 

@@ -120,7 +120,7 @@ class Cgroup:
     def read(self, name: str) -> str:
         """Read one of the cgroup's files."""
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
-        with open(fd, encoding="ascii", errors="replace") as file:
+        with open(fd, encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def populated(self) -> bool:

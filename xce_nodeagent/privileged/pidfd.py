@@ -23,7 +23,7 @@ def check(pidfd: int, pid: int, proc: Path) -> None:
 
 def _pid(pidfd: int, proc: Path) -> int:
     """Read whose it is (proc(5), /proc/PID/fdinfo): -1 when the process is gone."""
-    text = (proc / "self/fdinfo" / str(pidfd)).read_text("ascii")
+    text = (proc / "self/fdinfo" / str(pidfd)).read_text("utf-8")
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name == "Pid":

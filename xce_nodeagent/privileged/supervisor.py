@@ -365,6 +365,9 @@ class Supervisor:
     def _signalled(self) -> None:
         if signal.SIGTERM in self._wake_out.recv(64):
             self._close()
+            # Whoever sent it wants an end now. What a helper was about is asked of the next one.
+            for child in self._nursery:
+                child.kill()
 
     def _later(self, seconds: float, callback: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))

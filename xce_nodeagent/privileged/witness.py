@@ -79,7 +79,7 @@ class Witness:
             except OSError as error:
                 hidden += error.errno not in _GONE
                 continue
-            name = comm.decode("ascii", "replace").rstrip("\n")
+            name = comm.decode("utf-8", "replace").rstrip("\n")
             seen += [ops.Seen(pid, uid, name, what) for what in sorted({w for _, w in held})]
         orphans = {(sockets[inode].uid, sockets[inode].what) for inode in unseen}
         seen += [ops.Seen(0, uid, "", what) for uid, what in sorted(orphans)]
@@ -94,7 +94,7 @@ class Witness:
             return
         for table, state in _TABLES:
             try:
-                lines = Path(self._proc, "net", table).read_text("ascii").splitlines()
+                lines = Path(self._proc, "net", table).read_text("utf-8").splitlines()
             except FileNotFoundError:  # a kernel without IPv6
                 continue
             for line in lines[1:]:

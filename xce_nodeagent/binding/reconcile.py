@@ -1,0 +1,34 @@
+"""Reconcile: a worker's whole truth after its restart, against what is bound."""
+
+from __future__ import annotations
+
+from xce_nodeagent.binding.lifecycle import Lifecycle
+from xce_nodeagent.model import name, wire
+
+
+async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wire.Reconciled:
+    """Release whatever the worker does not name; say what became of all.
+
+    A job that is named without an attempt keeps every attempt. Only what was bound when the call
+    came is looked at: a prepare that arrives meanwhile is younger than the worker's list.
+    """
+    named = {(name.job_id(ref.job), ref.attempt) for ref in ask.jobs}
+    present = [b.key for b in lifecycle.book if b.state in ("committed", "bound")]
+    kept: list[wire.JobRef] = []
+    released: list[wire.JobRef] = []
+    unclean: list[wire.JobRef] = []
+    for job, attempt in present:
+        ref = wire.JobRef(job=job, attempt=attempt)
+        if (job, attempt) in named or (job, None) in named:
+            lifecycle.last_seen[job, attempt] = now
+            kept.append(ref)
+            continue
+        outcome = await lifecycle.undo((job, attempt))
+        released.append(ref)
+        if not outcome.clean:
+            unclean.append(ref)
+    have = set(present) | {(job, None) for job, _ in present}
+    unknown = [ref for ref in ask.jobs if (ref.job, ref.attempt) not in have]
+    return wire.Reconciled(
+        kept=tuple(kept), released=tuple(released), unknown=tuple(unknown), unclean=tuple(unclean)
+    )

@@ -1,0 +1,15 @@
+"""What can be told of a process; the door to psutil."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def name_and_owner(pid: int) -> tuple[str, int]:
+    """Give a process's name and its effective user; ("", -1) when it has gone."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return process.name(), process.uids().effective
+    except psutil.Error:
+        return "", -1
