@@ -438,3 +438,31 @@ def test_once_it_serves_it_imports_nothing_more(agent, in_job):
     serving = next(n for n, line in enumerate(lines) if "serving:" in line)
     assert any(line.startswith("import time:") for line in lines[:serving])
     assert [line for line in lines[serving:] if line.startswith("import time:")] == []
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_the_inventory_is_reported_to_a_file_and_again_when_it_changes(agent):
+    agent.stop()
+    reports = agent.folder / "reports"
+    reports.mkdir()
+    reports.chmod(0o777)
+    path = reports / "inventory.json"
+    agent.extra = f'[upstream.file]\npath = "{path}"'
+    agent.start()
+    first = _eventually(lambda: json.loads(path.read_text("utf-8")))
+    assert first["generation"] == agent.call("GetInventory")["generation"]
+    agent.call("Drain", id=next(iter(nodes(agent))), reason="x")
+    now = agent.call("GetInventory")["generation"]
+    assert now != first["generation"]
+    _eventually(lambda: json.loads(path.read_text("utf-8"))["generation"] == now or None)
+    assert [p.name for p in reports.iterdir()] == ["inventory.json"]
+
+
+def _eventually(look):
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            if (found := look()) is not None:
+                return found
+        time.sleep(0.02)
+    pytest.fail("it did not come to pass")

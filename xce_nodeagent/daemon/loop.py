@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from xce_nodeagent import __version__
+from xce_nodeagent import __version__, upstream
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
@@ -28,12 +28,13 @@ from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.daemon.vendor import Vendor
-from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check, LeftOver
@@ -97,7 +98,7 @@ class Daemon:
         self._maintenance: asyncio.TimerHandle | None = None
         self._rescan: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
-        self._fatal = ""
+        self._reporting = asyncio.Lock()
         self.ledger = Ledger(where.state / "ledger.db", host.boot_id(), time.time)
         self._supply = Supply(dial)
         self.binder = Helper(
@@ -246,6 +247,9 @@ class Daemon:
             examine=self._examine,
         )
         self.ledger.on_write = self._maintain_later
+        if self._config.upstream_file.path:
+            self.survey.subscribe(self._report)
+            self._report(self._inventory())
         server = Server(self.agent, self._listener, version=__version__, limits=Limits())
         server.start()
         self._watch()
@@ -274,8 +278,10 @@ class Daemon:
 
     # ---- what the layers below ask for ------------------------------------------------------
 
-    def _inventory(self) -> Any:
-        return self.agent.inventory() if hasattr(self, "agent") else self.survey.current
+    def _inventory(self) -> Inventory:
+        if self.survey.current is None:
+            raise NotReady("discovery has not finished yet: try again in a moment")
+        return self.survey.current
 
     def _in_use(self, instance: Instance) -> frozenset[int]:
         provider = self._providers[instance.provider]
@@ -328,6 +334,18 @@ class Daemon:
     def _unfinished(self) -> bool:
         current = self.survey.current
         return current is None or any(p.state == "not_yet" for p in current.problems)
+
+    def _report(self, inventory: Inventory) -> None:
+        self._spawn(self._write_report(inventory))
+
+    async def _write_report(self, inventory: Inventory) -> None:
+        path = Path(self._config.upstream_file.path)
+        # One after the other, or an older inventory could replace a newer one.
+        async with self._reporting:
+            try:
+                await asyncio.to_thread(upstream.write, path, inventory)
+            except OSError as error:
+                log.error("the inventory cannot be written to %s: %s", path, error)
 
     # ---- small duties -----------------------------------------------------------------------
 
