@@ -48,7 +48,6 @@ class Grant(Struct, frozen=True, kw_only=True):
     says that the job is fenced, so that a library sees only the job's cards, counted from 0.
     """
 
-    job: str
     instances: tuple[Instance, ...]
     ports: tuple[PortGrant, ...] = ()
     control: tuple[DeviceNode, ...] = ()

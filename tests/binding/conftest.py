@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
-from xce_nodeagent.binding.planner import Site
 from xce_nodeagent.errors import BY_CODE, Conflict, Enforcement
 from xce_nodeagent.model import wire
 from xce_nodeagent.model.instance import DeviceNode, Instance
@@ -53,8 +53,16 @@ class Books:
         self.fail: list[str] = []
         self.asked: list[Any] = []
 
-    async def call(self, request: Any, fds: Sequence[int] = ()) -> Any:
+    async def call(
+        self,
+        request: Any,
+        fds: Sequence[int] = (),
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
         self.asked.append(request)
+        if meanwhile is not None:
+            meanwhile()
         if self.fail:
             code = self.fail.pop(0)
             raise BY_CODE[code](f"told to fail with {code}")

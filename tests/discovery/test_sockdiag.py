@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyroute2 import DiagSocket
 
-from xce_nodeagent.host.sockdiag import QUESTIONS, PortTable
+from xce_nodeagent.host.sockdiag import BOUND, LISTENING, PortTable
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def by_pyroute2(first: int, last: int) -> set[int]:
     ports: set[int] = set()
     with DiagSocket() as diag:
         diag.bind()
-        for protocol, states in QUESTIONS:
+        for protocol, states in ((socket.IPPROTO_TCP, LISTENING), (socket.IPPROTO_UDP, BOUND)):
             for family in (socket.AF_INET, socket.AF_INET6):
                 for message in diag.get_sock_stats(family=family, states=states, protocol=protocol):
                     ports.add(message["idiag_sport"])

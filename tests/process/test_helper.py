@@ -31,7 +31,7 @@ async def helpers(stage, **options):
     """The agent's three helpers, started."""
     supply = Supply(inherited(stage.end))
     stage.end = None
-    options = {"unavailable": Enforcement, **options}
+    options = {"unavailable": Enforcement, "linger": 2, **options}
     made = [
         Helper(
             "binder", supply, ops.BinderAnswer,

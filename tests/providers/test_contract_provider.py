@@ -44,7 +44,6 @@ def grants(provider: Provider, found: Found) -> Iterator[Grant]:
             ports = (PortGrant(first, "http"), PortGrant(first + 2))
         for visible in ("uuid", "index"):
             yield Grant(
-                job="1",
                 instances=instances,
                 ports=ports,
                 control=granted,
@@ -169,7 +168,7 @@ def test_odd_names_of_hardware_do_not_break_the_environment(provider: Provider, 
                 for key, value in instance.attributes.items()
             },
         )
-        for value in provider.plan(Grant(job="1", instances=(odd,))).environment.values():
+        for value in provider.plan(Grant(instances=(odd,))).environment.values():
             assert value.isprintable()
 
 

@@ -180,14 +180,14 @@ def test_management_nodes_are_fenced_and_never_granted(tmp_path: Path) -> None:
     control = {c.node.path: c.granted for c in found.control}
     assert control == {"/dev/infiniband/rdma_cm": True, "/dev/infiniband/umad0": False}
     granted = tuple(c.node for c in found.control if c.granted)
-    plan = PROVIDER.plan(Grant(job="1", instances=found.instances, control=granted))
+    plan = PROVIDER.plan(Grant(instances=found.instances, control=granted))
     assert [str(rule.device) for rule in plan.grants] == ["c 231:192", "c 10:58"]
 
 
 def test_a_nic_without_rdma_needs_no_node(tmp_path: Path) -> None:
     netdev(tmp_path, "eth0", function(tmp_path, "0000:01:00.0"))
     found = PROVIDER.discover(Host(tmp_path))
-    plan = PROVIDER.plan(Grant(job="1", instances=found.instances))
+    plan = PROVIDER.plan(Grant(instances=found.instances))
     assert plan.grants == ()
     assert plan.environment == {
         "XCE_NICS": "0000:01:00.0",

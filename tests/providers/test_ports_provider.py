@@ -124,7 +124,6 @@ def test_the_plan_holds_the_ports_and_names_them() -> None:
     (instance,) = PROVIDER.discover(Host(port_range=(20000, 20999))).instances
     plan = PROVIDER.plan(
         Grant(
-            job="1",
             instances=(instance,),
             ports=(PortGrant(20010, "http"), PortGrant(20000), PortGrant(20001)),
         )

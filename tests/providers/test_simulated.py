@@ -141,7 +141,7 @@ def test_control_nodes_go_with_their_own_kind() -> None:
 
     def names_for(kind: str) -> set[str]:
         instance = next(i for i in answer.instances if i.type == kind)
-        plan = simulated.PROVIDER.plan(Grant(job="1", instances=(instance,), control=control))
+        plan = simulated.PROVIDER.plan(Grant(instances=(instance,), control=control))
         nodes = [step.node for step in plan.steps if isinstance(step, AllowDevice)]
         return {node.path.rpartition("/")[2] for node in nodes if node not in instance.devices}
 
@@ -158,6 +158,6 @@ def test_control_nodes_go_with_their_own_kind() -> None:
 )
 def test_the_vendor_decides_the_environment(profile: str, has: str, has_not: str) -> None:
     gpus = tuple(i for i in found(profile).instances if i.type == "gpu")[:2]
-    env = simulated.PROVIDER.plan(Grant(job="1", instances=gpus)).environment
+    env = simulated.PROVIDER.plan(Grant(instances=gpus)).environment
     assert env[has] == ",".join(gpu.id for gpu in gpus)
     assert has_not not in env

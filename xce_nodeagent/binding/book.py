@@ -34,6 +34,7 @@ class Book:
         self._excluded: dict[str, set[Key]] = {}
         self._ports: dict[int, Key] = {}
         self._cgroups: dict[str, Key] = {}
+        self._above: dict[str, set[str]] = {}  # the bound cgroups below each one above any
 
     def preview(self, event: Event, now: float) -> Binding | None:
         """Give the binding as the event would leave it; raise InvalidTransition if it can't."""
@@ -79,6 +80,8 @@ class Book:
             self._ports[hold.port] = key
         if step := binding.plan.cgroup:
             self._cgroups[step.cgroup.path] = key
+            for above in _ancestors(step.cgroup.path):
+                self._above.setdefault(above, set()).add(step.cgroup.path)
 
     def _unindex(self, binding: Binding) -> None:
         key = binding.key
@@ -90,6 +93,10 @@ class Book:
                 del self._ports[hold.port]
         if (step := binding.plan.cgroup) and self._cgroups.get(step.cgroup.path) == key:
             del self._cgroups[step.cgroup.path]
+            for above in _ancestors(step.cgroup.path):
+                self._above[above].discard(step.cgroup.path)
+                if not self._above[above]:
+                    del self._above[above]
 
     def of_job(self, job: str, attempt: str | None = None) -> list[Binding]:
         """Give a job's live bindings: of one attempt, or of all."""
@@ -126,8 +133,9 @@ class Book:
             if above in self._cgroups:
                 return above, self._cgroups[above]
             above = above.rpartition("/")[0]
-        below = f"{path}/"
-        return next((item for item in self._cgroups.items() if item[0].startswith(below)), None)
+        for inside in self._above.get(path, ()):
+            return inside, self._cgroups[inside]
+        return None
 
     def forget(self, before: float) -> list[Key]:
         """Drop the tombstones of attempts that were over before a time; give their keys."""
@@ -138,6 +146,11 @@ class Book:
 
     def __iter__(self) -> Iterator[Binding]:
         return iter(list(self.live.values()))
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _discard(index: dict[str, set[Key]], names: Iterable[str], key: Key) -> None:

@@ -29,8 +29,17 @@ log = logging.getLogger(__name__)
 class Binder(Protocol):
     """The agent's end of the binder; `binding/helper.py` is one."""
 
-    async def call(self, request: Any, fds: Sequence[int] = ()) -> Any:
-        """Ask, and give the answer; raise the pinned error of a failure."""
+    async def call(
+        self,
+        request: Any,
+        fds: Sequence[int] = (),
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        """Ask, and give the answer; raise the pinned error of a failure.
+
+        `meanwhile` is called when the request is on its way.
+        """
         ...
 
 
@@ -75,13 +84,20 @@ class Executor:
                 raise
             log.warning("job %s is not fenced: %s", binding.job, error.message)
 
-    async def take_back(self, binding: Binding) -> Unbound:
-        """Undo the binding's plan; say who is still in its cgroup."""
+    async def take_back(
+        self, binding: Binding, meanwhile: Callable[[], None] = lambda: None
+    ) -> Unbound:
+        """Undo the binding's plan; say who is still in its cgroup.
+
+        `meanwhile` is called once, while the binder works.
+        """
         step = binding.plan.cgroup
         if step is None or self._binder is None:
+            meanwhile()
             return Unbound(gone=True)
         answer = await self._binder.call(
-            Unbind(binding.mark, step.cgroup, remove=isinstance(step, MakeCgroup))
+            Unbind(binding.mark, step.cgroup, remove=isinstance(step, MakeCgroup)),
+            meanwhile=meanwhile,
         )
         return _expect(answer, Unbound)
 

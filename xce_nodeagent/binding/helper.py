@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,9 +68,18 @@ class _Line:
     """The connection to one helper: what was asked of it and is not answered yet, in order."""
 
     def __init__(
-        self, channel: Channel, decoder: Any, lost: Callable[[_Line, str], None], pid: int
+        self,
+        channel: Channel,
+        decoder: Any,
+        lost: Callable[[_Line, str], None],
+        pid: int,
+        *,
+        linger: int,
     ) -> None:
         self.pid = pid
+        self._linger = linger
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
         self.waiting: deque[_Asked] = deque()
         self.since = time.monotonic()
         self._unsent = 0
@@ -81,14 +91,29 @@ class _Line:
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(channel.fileno(), self._readable)
 
-    def ask(self, asked: _Asked) -> None:
-        """Send a request, or keep it until the socket has room."""
+    def ask(self, asked: _Asked, meanwhile: Callable[[], None] | None = None) -> None:
+        """Send a request, or keep it until the socket has room; then call `meanwhile`."""
         self.waiting.append(asked)
         self._unsent += 1
         if self._unsent == 1:
             self._send()
-            if len(self.waiting) == 1:
-                self._arm()
+        if meanwhile is not None:
+            meanwhile()
+        if len(self.waiting) == 1 and not self._answered_at_once():
+            self._arm()
+
+    def _answered_at_once(self) -> bool:
+        """Wait in place for an answer that is due any moment; False where it is still to come.
+
+        A round trip through the event loop costs as much again as the operation: a timer set and
+        cancelled, a wake-up, a callback. Nobody is kept waiting who could be served: the helper
+        does one thing at a time, and a slow one is left to the loop after the linger.
+        """
+        if not self._linger or self._unsent or not self._poll.poll(self._linger):
+            return False
+        self._readable()
+        # Or the helper was lost, and what waits is asked of the next one.
+        return not self.waiting or self._channel.fileno() < 0
 
     def blame(self) -> _Asked | None:
         """Give the request over which the helper may have been lost: the one whose turn it was.
@@ -152,7 +177,8 @@ class _Line:
             self._lost(self, "it broke the protocol: it answered what was not asked")
             return
         asked = self.waiting.popleft()
-        self._arm()
+        if self._timer is not None or self.waiting:
+            self._arm()
         if isinstance(answer, ops.Failed):
             known = BY_CODE.get(answer.code, Internal)
             asked.settle(None, known(answer.message, **answer.details))
@@ -177,7 +203,9 @@ class Helper:
 
     `greeting` gives the requests that a new helper is asked before any other, each time anew;
     `greeted` holds what it answered. `unavailable` is the error when there is no helper to be
-    had. `restarts` counts the helpers that were lost, and `loss` says how the last one was.
+    had. `linger` is for how many milliseconds an answer is waited for in place, which is for a
+    helper whose operations take less than that. `restarts` counts the helpers that were lost,
+    and `loss` says how the last one was.
     """
 
     def __init__(
@@ -190,6 +218,7 @@ class Helper:
         unavailable: type[AgentError] = NotReady,
         deadline: float = DEADLINE,
         generations: int = GENERATIONS,
+        linger: int = 0,
     ) -> None:
         self.role = role
         self.greeted: tuple[Any, ...] = ()
@@ -201,6 +230,7 @@ class Helper:
         self._unavailable = unavailable
         self._deadline = deadline
         self._generations = generations
+        self._linger = linger
         self._line: _Line | None = None
         self._backlog: deque[_Asked] = deque()
         self._starting: asyncio.Task[None] | None = None
@@ -217,22 +247,31 @@ class Helper:
             await asyncio.shield(self._begin())
 
     async def call(
-        self, request: msgspec.Struct, fds: Sequence[int] = (), deadline: float | None = None
+        self,
+        request: msgspec.Struct,
+        fds: Sequence[int] = (),
+        deadline: float | None = None,
+        *,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Any:
         """Ask, and give the answer.
 
         `deadline` is in seconds, for each helper that is tried, from its turn on. Descriptors are
-        copied. Raise the pinned error of a failure; ValueError when the request is too long.
+        copied. `meanwhile` is called once, when the request is on its way: what it does costs no
+        time as long as the helper works. Raise the pinned error of a failure; ValueError when
+        the request is too long.
         """
         if self._closed:
             raise self._unavailable(f"the {self.role} is closed: the agent is ending")
         seconds = self._deadline if deadline is None else deadline
         asked = _Asked(request, fds, seconds, asyncio.get_running_loop())
         if self._line is not None:
-            self._line.ask(asked)
+            self._line.ask(asked, meanwhile)
         else:
             self._backlog.append(asked)
             self._begin()
+            if meanwhile is not None:
+                meanwhile()
         return await asked.answer
 
     def close(self) -> None:
@@ -285,7 +324,7 @@ class Helper:
             raise self._unavailable(error.message, **error.details) from None
         end.settimeout(0)
         make_room(end)
-        return _Line(Channel(end), self._decoder, self._lose, pid)
+        return _Line(Channel(end), self._decoder, self._lose, pid, linger=self._linger)
 
     async def _greet(self, line: _Line) -> bool:
         """Ask what comes first; False when the helper was lost over it."""

@@ -34,8 +34,15 @@ from xce_nodeagent.model.binding import (
 from xce_nodeagent.model.inventory import Seen
 
 VERSION = 1
-CHECKPOINT_AFTER = 64
+CHECKPOINT_AFTER = 256
 """Events after which the write-ahead log is worth folding into the database when idle."""
+
+NOTES_LIMIT = 1000
+"""Notes that may wait; SQLite takes 32,766 values in a statement, and a note has four."""
+
+LOG_BYTES = 4 << 20
+"""The size that the write-ahead log has from the start. A log that grows costs every sync a second
+write, of the file's new size: 216 µs instead of 122 for an event of 6 KB, measured."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -81,6 +88,7 @@ class Ledger:
         # The log is folded in when idle (`checkpoint`), not in the middle of somebody's prepare.
         execute("PRAGMA wal_autocheckpoint=0")
         self._db.executescript(_SCHEMA)
+        self._grow_log()
         row = execute("SELECT value FROM meta WHERE key='version'").fetchone()
         if row is None:
             execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
@@ -108,6 +116,14 @@ class Ledger:
             self._take_row(event, seq)
             if isinstance(event, Committed):
                 self.boots[event.job, event.attempt] = boot
+
+    def _grow_log(self) -> None:
+        """Give the log its size: write that much, and let the next commit begin it anew."""
+        execute = self._db.execute
+        execute("CREATE TABLE ballast (body BLOB)")
+        execute("INSERT INTO ballast VALUES (zeroblob(?))", (LOG_BYTES,))
+        execute("DROP TABLE ballast")
+        execute("PRAGMA wal_checkpoint(RESTART)")
 
     def _take_row(self, event: Event, seq: int) -> None:
         if not isinstance(event, (Drained, Undrained)):
@@ -143,6 +159,8 @@ class Ledger:
         now = self._clock()
         after = self._fold(event, now)
         self._notes.append((now, event))
+        if len(self._notes) >= NOTES_LIMIT:
+            self.flush()
         return after
 
     def flush(self) -> None:
@@ -151,27 +169,21 @@ class Ledger:
             self._write(self._notes[:])
 
     def _write(self, events: list[tuple[float, Event]]) -> None:
-        execute = self._db.execute
-        rows: list[int] = []
+        values: list[object] = []
+        for time, event in events:
+            body = _encode(event)
+            values += (time, self.boot, zlib.crc32(body), body)
         with _as_enforcement(self.path, "written"):
-            execute("BEGIN IMMEDIATE")
-            try:
-                for time, event in events:
-                    body = _encode(event)
-                    cursor = execute(
-                        "INSERT INTO events (time, boot, crc, body) VALUES (?, ?, ?, ?)",
-                        (time, self.boot, zlib.crc32(body), body),
-                    )
-                    rows.append(cursor.lastrowid or 0)
-                execute("COMMIT")
-            except BaseException:
-                # A COMMIT that failed may have ended the transaction already.
-                with contextlib.suppress(sqlite3.Error):
-                    execute("ROLLBACK")
-                raise
+            # One statement is one transaction, and spares two others on the way.
+            rows = ",".join(["(?,?,?,?)"] * len(events))
+            cursor = self._db.execute(
+                f"INSERT INTO events (time, boot, crc, body) VALUES {rows}",  # noqa: S608  # only marks
+                values,
+            )
+        last = cursor.lastrowid or 0
         self._notes.clear()
-        self.written += len(rows)
-        for (_, event), seq in zip(events, rows, strict=True):
+        self.written += len(events)
+        for (_, event), seq in zip(events, range(last - len(events) + 1, last + 1), strict=True):
             self._take_row(event, seq)
         self.on_write()
 

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from xce_nodeagent.binding import answer, planner
 from xce_nodeagent.binding.book import Book
+from xce_nodeagent.binding.composer import Composer, Site
 from xce_nodeagent.binding.demand import Demand, demand
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
@@ -63,7 +64,7 @@ class Lifecycle:
         *,
         ledger: Ledger,
         executor: Executor,
-        site: planner.Site,
+        site: Site,
         providers: Mapping[str, Provider],
         selector: planner.Selector,
         inventory: Callable[[], Inventory],
@@ -78,6 +79,7 @@ class Lifecycle:
         self.last_seen: dict[Key, float] = {}
         self._executor = executor
         self._providers = providers
+        self._composer = Composer(providers, site)
         self._selector = selector
         self._inventory = inventory
         self._in_use = in_use
@@ -110,6 +112,7 @@ class Lifecycle:
                 want,
                 inventory=inventory,
                 book=self.book,
+                composer=self._composer,
                 providers=self._providers,
                 selector=self._selector,
                 site=self.site,
@@ -222,12 +225,17 @@ class Lifecycle:
             recorded = True
             if binding.state != "quarantined":
                 recorded = self._intend(binding)
-            unbound = await self._executor.take_back(binding)
+            # Who listens is looked at while the binder works. Nobody did: then nobody can later,
+            # for the job's processes are gone or told of. Somebody did: it may be gone by now.
+            seen: list[int] = []
+            unbound = await self._executor.take_back(
+                binding, lambda: seen.extend(self._listening(binding))
+            )
             left = tuple(
                 wire.LeftOver(pid, "in the job's cgroup", *process.name_and_owner(pid))
                 for pid in unbound.pids
             )
-            listening = self._listening(binding)
+            listening = self._listening(binding) if seen else ()
             if listening:
                 left += await self._who_listens(tuple(listening))
             if unbound.pids:
@@ -304,8 +312,7 @@ class Lifecycle:
                     now,
                     instances,
                     inventory=self._inventory(),
-                    providers=self._providers,
-                    site=self.site,
+                    composer=self._composer,
                 )
                 if event is not None:
                     after = self._committed(event)

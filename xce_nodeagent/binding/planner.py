@@ -7,11 +7,10 @@ value, so that every decision here can be repeated, and tested, without a host.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
-
-from msgspec import Struct
+from typing import Protocol
 
 from xce_nodeagent.binding.book import Book
+from xce_nodeagent.binding.composer import Composer, Site
 from xce_nodeagent.binding.demand import Demand
 from xce_nodeagent.errors import (
     BadCgroup,
@@ -25,9 +24,8 @@ from xce_nodeagent.errors import (
 )
 from xce_nodeagent.errors import Drained as DrainedError
 from xce_nodeagent.errors import Unhealthy as UnhealthyError
-from xce_nodeagent.model import environment, name, wire
+from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Changed, Committed
-from xce_nodeagent.model.config import EnforcementPolicy
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
 from xce_nodeagent.model.plan import (
@@ -35,11 +33,9 @@ from xce_nodeagent.model.plan import (
     CgroupRef,
     HoldPort,
     MakeCgroup,
-    Plan,
-    SetEnv,
     Step,
 )
-from xce_nodeagent.provider import Divides, Grant, PortGrant, Provider
+from xce_nodeagent.provider import Divides, Provider
 
 
 class Selector(Protocol):
@@ -61,15 +57,6 @@ class Selector(Protocol):
     ) -> tuple[tuple[int, str], ...]:
         """Give each port with its name; raise BadPort, Busy, Unhealthy, NoFitNow or NeverFits."""
         ...
-
-
-class Site(Struct, frozen=True, kw_only=True):
-    """What the site decided, and the binder can do."""
-
-    policy: EnforcementPolicy
-    home: CgroupRef | None = None
-    roots: tuple[str, ...] = ()
-    visible: Literal["uuid", "index"] = "uuid"
 
 
 def existing(book: Book, want: Demand) -> Binding | None:
@@ -131,6 +118,7 @@ def plan(
     *,
     inventory: Inventory,
     book: Book,
+    composer: Composer,
     providers: Mapping[str, Provider],
     selector: Selector,
     site: Site,
@@ -145,6 +133,8 @@ def plan(
     before = book.live.get(key) if want.add else None
     instances = inventory.by_id()
     already = set(before.instances) if before else set()
+    if before is not None:
+        _present(instances, before, ())
     named = [_named(instances, book, wanted, key, want.number) for wanted in want.ask.instances]
     divided = {kind.name for kind in inventory.types if kind.divisible}
     for instance in named:
@@ -174,9 +164,7 @@ def plan(
         enforcement = before.enforcement
     else:
         step, enforcement = _place(book, want, site, cgroup)
-    whole = compose(
-        want.job, order, ports, step, inventory=inventory, providers=providers, site=site
-    )
+    whole = composer.compose(want.job, order, ports, step, inventory)
     excluded = _excluded(instances, order)
     ids = tuple(instance.id for instance in order)
     if before is not None:
@@ -195,24 +183,20 @@ def shrink(
     away: Iterable[str],
     *,
     inventory: Inventory,
-    providers: Mapping[str, Provider],
-    site: Site,
+    composer: Composer,
 ) -> Changed | None:
     """Give the event that takes instances out of a binding; None where it holds none of them.
 
-    What stays is planned anew from the inventory. An instance that stays but has vanished from
-    the inventory meanwhile keeps its steps: they are taken over from the old plan.
+    What stays is planned anew from the inventory; raise Unhealthy where it is not all there.
     """
     gone = set(away) & set(binding.instances)
     if not gone:
         return None
     instances = inventory.by_id()
-    stay = [instances[i] for i in binding.instances if i not in gone and i in instances]
+    _present(instances, binding, gone)
+    stay = [instances[i] for i in binding.instances if i not in gone]
     ports = tuple(hold for hold in binding.plan.ports if hold.instance not in gone)
-    whole = compose(
-        binding.job, stay, ports, binding.plan.cgroup,
-        inventory=inventory, providers=providers, site=site,
-    )  # fmt: skip
+    whole = composer.compose(binding.job, stay, ports, binding.plan.cgroup, inventory)
     return Changed(
         job=binding.job, attempt=binding.attempt, asks=binding.asks,
         instances=tuple(i for i in binding.instances if i not in gone),
@@ -220,36 +204,18 @@ def shrink(
     )  # fmt: skip
 
 
-def compose(
-    job: str,
-    instances: Sequence[Instance],
-    ports: Sequence[HoldPort],
-    cgroup: Step | None,
-    *,
-    inventory: Inventory,
-    providers: Mapping[str, Provider],
-    site: Site,
-) -> Plan:
-    """Put a plan together: the cgroup first, what hides, then each provider's own steps."""
-    steps: list[Step] = [cgroup] if cgroup is not None else []
-    values = [*environment.hidden(), SetEnv("XCE_JOB_ID", job)]
-    for provider_name in sorted({instance.provider for instance in instances}):
-        own = tuple(i for i in instances if i.provider == provider_name)
-        ids = {instance.id for instance in own}
-        control = inventory.control.get(provider_name, ())
-        part = providers[provider_name].plan(
-            Grant(
-                job=job,
-                instances=own,
-                ports=tuple(PortGrant(p.port, p.name) for p in ports if p.instance in ids),
-                control=tuple(c.node for c in control if c.granted),
-                visible=site.visible,
-                contained=site.policy == "required",
+def _present(instances: Mapping[str, Instance], binding: Binding, gone: Collection[str]) -> None:
+    """Raise Unhealthy where something that the binding is to keep is not in the inventory now.
+
+    Its steps could not be planned anew, so the job would silently lose it.
+    """
+    for held in binding.instances:
+        if held not in instances and held not in gone:
+            raise UnhealthyError(
+                f"instance {held}, which job {binding.job!r} holds, is not in the inventory now:"
+                " the binding can't be changed until it is back, only released whole",
+                instance=held,
             )
-        )
-        for step in part.steps:
-            (values if isinstance(step, SetEnv) else steps).append(step)  # type: ignore[arg-type]  # each to its own list
-    return Plan((*steps, *environment.combined(values)))
 
 
 def _named(

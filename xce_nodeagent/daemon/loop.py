@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from xce_nodeagent import __version__, upstream
+from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
-from xce_nodeagent.binding.planner import Site
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
 from xce_nodeagent.daemon import doctor
@@ -56,6 +56,9 @@ log = logging.getLogger(__name__)
 BINDER_SECONDS = 2.0
 """How long a binder may take for one operation, which takes it well below a millisecond, before
 it is taken for hung and replaced."""
+
+BINDER_LINGER = 2
+"""Milliseconds that the agent waits in place for the binder's answer."""
 
 PROBER_SECONDS = 65.0
 """Longer than a prober gives its library (privileged/prober.py), so that it can say which hung."""
@@ -108,6 +111,7 @@ class Daemon:
             greeting=self._greeting,
             unavailable=Enforcement,
             deadline=BINDER_SECONDS,
+            linger=BINDER_LINGER,
         )
         # A library that hung one prober would hang the next: one is enough.
         self.prober = Helper(
@@ -287,7 +291,10 @@ class Daemon:
         provider = self._providers[instance.provider]
         if not isinstance(provider, Divides):
             return frozenset()
-        return provider.in_use(self._host, instance)
+        try:
+            return provider.in_use(self._host, instance)
+        except OSError as error:
+            raise NotReady(f"which {instance.id} are in use cannot be seen: {error}") from None
 
     async def _who_listens(self, ports: tuple[int, ...]) -> tuple[LeftOver, ...]:
         try:

@@ -2,7 +2,7 @@
 
 The question is on the path of a prepare. pyroute2's DiagSocket answers the same (a test holds the
 two together), but it takes longer than the whole rest of a prepare may, and runs an event loop of
-its own. So the four requests are packed once here, and the kernel filters by state and port.
+its own. So the three requests are packed once here, and the kernel filters by state and port.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from typing import Self
 
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
+TCPDIAG_GETSOCK = 18  # linux/inet_diag.h
 NLM_F_REQUEST, NLM_F_DUMP = 0x001, 0x300  # linux/netlink.h
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 INET_DIAG_REQ_BYTECODE = 1  # linux/inet_diag.h
 S_GE, S_LE = 2, 3  # INET_DIAG_BC_*: source port at least, at most
 
 TCP_ESTABLISHED, TCP_CLOSE, TCP_LISTEN = 1, 7, 10  # net/tcp_states.h; sock_diag uses 1 << state
-QUESTIONS = (
-    (socket.IPPROTO_TCP, 1 << TCP_LISTEN),
-    # A UDP socket is CLOSE when it is bound, ESTABLISHED when it is connected as well.
-    (socket.IPPROTO_UDP, 1 << TCP_CLOSE | 1 << TCP_ESTABLISHED),
-)
+LISTENING = 1 << TCP_LISTEN
+BOUND = 1 << TCP_CLOSE | 1 << TCP_ESTABLISHED
+"""A UDP socket is CLOSE when it is bound, ESTABLISHED when it is connected as well."""
 
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ERROR = struct.Struct("=i")
@@ -47,10 +46,10 @@ class PortTable:
         self._first, self._last = first, last
         self._socket = self._open()
         bytecode = _at_least_and_at_most(first, last)
-        self._requests = tuple(
-            _request(family, protocol, states, bytecode)
-            for protocol, states in QUESTIONS
-            for family in (socket.AF_INET, socket.AF_INET6)
+        self._requests = (
+            _tcp_request(LISTENING, bytecode),
+            _request(socket.AF_INET, socket.IPPROTO_UDP, BOUND, bytecode),
+            _request(socket.AF_INET6, socket.IPPROTO_UDP, BOUND, bytecode),
         )
 
     @staticmethod
@@ -125,13 +124,22 @@ class PortTable:
 def _request(family: int, protocol: int, states: int, bytecode: bytes) -> bytes:
     """Pack nlmsghdr, inet_diag_req_v2 (with no socket id, as all are asked for), and the filter."""
     body = struct.pack("=BBBxI48x", family, protocol, 0, states)
+    return _message(SOCK_DIAG_BY_FAMILY, body, bytecode)
+
+
+def _tcp_request(states: int, bytecode: bytes) -> bytes:
+    """Pack inet_diag_req, the older request: it is of TCP, and of both families at once.
+
+    The kernel takes it as one for AF_UNSPEC (net/ipv4/inet_diag.c, inet_diag_dump_compat), which
+    the newer request has no way to say; so one walk of the table does for two.
+    """
+    body = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 0, states, 0)
+    return _message(TCPDIAG_GETSOCK, body, bytecode)
+
+
+def _message(kind: int, body: bytes, bytecode: bytes) -> bytes:
     body += struct.pack("=HH", 4 + len(bytecode), INET_DIAG_REQ_BYTECODE) + bytecode
-    return (
-        _HEADER.pack(
-            _HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 0, 0
-        )
-        + body
-    )
+    return _HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + body
 
 
 def _at_least_and_at_most(first: int, last: int) -> bytes:

@@ -38,6 +38,8 @@ _HIDDEN = {
     "ZE_AFFINITY_MASK": NO_LEVEL_ZERO_DEVICE,
 }
 
+_HIDDEN_STEPS = tuple(SetEnv(name, value) for name, value in _HIDDEN.items())
+
 _LISTS = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -60,7 +62,7 @@ _LISTS = frozenset(
 
 def hidden() -> tuple[SetEnv, ...]:
     """Give the values that hide every accelerator, for a job that got none."""
-    return _steps(_HIDDEN)
+    return _HIDDEN_STEPS
 
 
 def combined(steps: Iterable[SetEnv]) -> tuple[SetEnv, ...]:
@@ -78,7 +80,7 @@ def combined(steps: Iterable[SetEnv]) -> tuple[SetEnv, ...]:
             values[step.name] = f"{before},{tail}" if tail else before
         else:
             values[step.name] = step.value
-    return _steps(dict(sorted(values.items())))
+    return tuple(SetEnv(name, value) for name, value in sorted(values.items()))
 
 
 def nvidia(
@@ -221,4 +223,8 @@ def _cards(
 
 def _steps(values: dict[str, str]) -> tuple[SetEnv, ...]:
     """Make the steps. What hardware and drivers call themselves may hold control characters."""
-    return tuple(SetEnv(name, "".join(filter(str.isprintable, v))) for name, v in values.items())
+    return tuple(SetEnv(name, _clean(value)) for name, value in values.items())
+
+
+def _clean(value: str) -> str:
+    return value if value.isprintable() else "".join(filter(str.isprintable, value))

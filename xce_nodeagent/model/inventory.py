@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -36,8 +37,11 @@ class Problem(Struct, frozen=True):
     reason: str
 
 
-class Inventory(Struct, frozen=True, kw_only=True):
-    """Everything that is known of a host. `generation` is `BOOT_ID:N`."""
+class Inventory(Struct, frozen=True, kw_only=True, dict=True):
+    """Everything that is known of a host. `generation` is `BOOT_ID:N`.
+
+    `dict=True` is where a cached property keeps its value; it takes no part in comparison.
+    """
 
     schema: str = SCHEMA
     source: str
@@ -53,8 +57,12 @@ class Inventory(Struct, frozen=True, kw_only=True):
     control: dict[str, tuple[ControlNode, ...]] = {}
     problems: tuple[Problem, ...] = ()
 
-    def by_id(self) -> dict[str, Instance]:
+    def by_id(self) -> Mapping[str, Instance]:
         """Give the instances by their id."""
+        return self._by_id
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Instance]:
         return {instance.id: instance for instance in self.instances}
 
     def managed(self) -> frozenset[Device]:
