@@ -165,7 +165,7 @@ def test_kill_in_the_middle_of_many_calls_answers_all_in_order(stage):
     one = stage()
 
     async def main():
-        async with helpers(one) as (binder, *_):
+        async with helpers(one, linger=0) as (binder, *_):
             calls = [asyncio.create_task(binder.call(ask(f"c{n}"))) for n in range(200)]
             await calls[20]
             os.kill(binder.pid, signal.SIGKILL)
@@ -367,7 +367,7 @@ def test_whoever_stops_waiting_disturbs_nobody(stage):
     one = stage()
 
     async def main():
-        async with helpers(one) as (binder, *_):
+        async with helpers(one, linger=0) as (binder, *_):
             calls = [asyncio.create_task(binder.call(ask(f"w{n}"))) for n in range(10)]
             await asyncio.sleep(0)
             calls[3].cancel()

@@ -306,7 +306,8 @@ class Helper:
                 line = await self._next()
                 if await self._greet(line):
                     self._line = line
-                    while self._backlog:
+                    # It may be lost over the first of them already; then `_begun` gets the next.
+                    while self._backlog and self._line is line:
                         line.ask(self._backlog.popleft())
                     return
             raise self._unavailable(
