@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from xce_nodeagent.binding.composer import Site
@@ -73,7 +74,8 @@ class Books:
                 return Unbound(gone=True)
             raise Conflict(f"{path} bears another mark")
         match request:
-            case Bind(mark=mark, grants=grants):
+            case Bind(mark=mark, grants=packed):
+                grants = msgspec.msgpack.decode(packed, type=tuple[Rule, ...])
                 self.bound[path] = (mark, grants)
                 return Done()
             case Unbind():
@@ -187,7 +189,7 @@ class Node:
         self.open()
 
     def open(self) -> None:
-        self.ledger = Ledger(self.path, self.boot, self.clock)
+        self.ledger = Ledger(self.path, self.boot, self.clock, log_bytes=0)
         self.executor = Executor(self.books, self.inventory.managed)
         self.life = Lifecycle(
             ledger=self.ledger,

@@ -31,6 +31,7 @@ from xce_nodeagent.privileged.ops import (
     Unbound,
     Verified,
     Verify,
+    pack,
 )
 from xce_nodeagent.privileged.simnode import LOCAL_MAJORS
 
@@ -215,7 +216,7 @@ class World:
 
     def bind(self, cgroup: CgroupRef, *grants: Rule, mark: str = "mark") -> None:
         make = cgroup.path.startswith(self.home.path)
-        self.ask(Bind(mark, cgroup, grants, make=make))
+        self.ask(Bind(mark, cgroup, pack(grants), make=make))
 
     def refusal(self, request: BinderRequest, fds: tuple[int, ...] = ()) -> str:
         """Give the code with which a request fails."""

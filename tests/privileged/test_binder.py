@@ -17,7 +17,17 @@ from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
 from xce_nodeagent.privileged.channel import Violation
-from xce_nodeagent.privileged.ops import Bind, Done, Join, Manage, Take, Unbind, Unbound, Verify
+from xce_nodeagent.privileged.ops import (
+    Bind,
+    Done,
+    Join,
+    Manage,
+    Take,
+    Unbind,
+    Unbound,
+    Verify,
+    pack,
+)
 
 
 def test_take_tells_what_can_be_enforced(world):
@@ -42,7 +52,7 @@ def test_nothing_is_done_before_take(world):
     job = world.job()
     for request in (
         Manage(()),
-        Bind("mark", job, (), make=True),
+        Bind("mark", job, pack(()), make=True),
         Unbind("mark", job, remove=True),
         Verify("mark", job, ()),
         Join("mark", job, 2),
@@ -54,7 +64,7 @@ def test_nothing_is_done_before_take(world):
 
 def test_bind_before_the_first_manage_is_refused(world):
     world.take()
-    assert world.refusal(Bind("mark", world.job(), (), make=True)) == "not_ready"
+    assert world.refusal(Bind("mark", world.job(), pack(()), make=True)) == "not_ready"
     assert not os.path.exists(world.job().path)
 
 
@@ -72,7 +82,7 @@ def test_backend_that_is_not_there_says_so(world, tmp_path):
     assert world.backend not in taken.backends
     world.ask(Manage(()))
     named = world.named("job")
-    assert world.refusal(Bind("mark", named, (), make=False)) == "enforcement"
+    assert world.refusal(Bind("mark", named, pack(()), make=False)) == "enforcement"
 
 
 # ---- devices --------------------------------------------------------------------------------
@@ -120,7 +130,7 @@ def test_grant_of_what_is_not_managed_is_a_violation(world, nodes):
     first, second, *_ = sorted(nodes)
     world.start(*nodes, managed=(first,))
     with pytest.raises(Violation, match=f"{second}, which is not managed"):
-        world.binder.handle(Bind("mark", world.job(), (Rule(second, 6),), make=True))
+        world.binder.handle(Bind("mark", world.job(), pack((Rule(second, 6),)), make=True))
     assert not os.path.exists(world.job().path)
 
 
@@ -128,14 +138,14 @@ def test_grant_of_what_is_not_managed_is_a_violation(world, nodes):
 def test_grant_of_no_or_unknown_access_is_a_violation(world, nodes, access):
     world.start(*nodes)
     with pytest.raises(Violation, match="access"):
-        world.binder.handle(Bind("mark", world.job(), (Rule(min(nodes), access),), make=True))
+        world.binder.handle(Bind("mark", world.job(), pack((Rule(min(nodes), access),)), make=True))
 
 
 @pytest.mark.parametrize("mark", ["", "x" * 5000])
 def test_mark_that_cannot_be_one_is_a_violation(world, nodes, mark):
     world.start(*nodes)
     for request in (
-        Bind(mark, world.job(), (), make=True),
+        Bind(mark, world.job(), pack(()), make=True),
         Unbind(mark, world.job(), remove=True),
         Verify(mark, world.job(), ()),
         Join(mark, world.job(), 2),
@@ -158,7 +168,7 @@ def test_bind_marks_the_cgroup_and_can_be_repeated(world, nodes):
 def test_made_cgroup_of_another_mark_is_a_conflict(world, nodes):
     world.start(*nodes)
     world.bind(world.job(), mark="one")
-    assert world.refusal(Bind("two", world.job(), (), make=True)) == "conflict"
+    assert world.refusal(Bind("two", world.job(), pack(()), make=True)) == "conflict"
     assert os.getxattr(world.job().path, "trusted.xce.binding") == b"one"
 
 
@@ -175,7 +185,7 @@ def test_populated_stranger_in_the_home_is_not_taken(world, nodes, prisoner):
     world.start(*nodes)
     os.mkdir(world.job().path)
     prisoner.join(world.job().path)
-    assert world.refusal(Bind("mark", world.job(), (), make=True)) == "bad_cgroup"
+    assert world.refusal(Bind("mark", world.job(), pack(()), make=True)) == "bad_cgroup"
     assert world.unbind(world.job()).gone
     assert os.path.exists(world.job().path)
 

@@ -13,7 +13,7 @@ import pytest
 
 from xce_nodeagent.model.rule import READ_WRITE, Rule, allows
 from xce_nodeagent.privileged.cgroup import Cgroup
-from xce_nodeagent.privileged.ops import Bind, BinderRequest, Manage, Unbind
+from xce_nodeagent.privileged.ops import Bind, BinderRequest, Manage, Unbind, pack
 
 DIED, DONE = 9, 0
 
@@ -72,7 +72,7 @@ def test_change_of_grants(world, nodes, prisoner):
     prisoner.join(job.path)
     prisoner.mkdir(f"{job.path}/step")
     prisoner.join(f"{job.path}/step")
-    request = Bind("mark", job, after, make=True)
+    request = Bind("mark", job, pack(after), make=True)
     for number in every_death(world, request):
         assert opened(prisoner, nodes) <= of(before + after, nodes), number
         world.restart(job)
@@ -89,7 +89,7 @@ def test_first_binding(world, nodes, prisoner):
     grants = (Rule(min(nodes), 6),)
     job = world.job()
     world.start(*nodes)
-    request = Bind("mark", job, grants, make=True)
+    request = Bind("mark", job, pack(grants), make=True)
     for number in every_death(world, request):
         if os.path.exists(job.path) and "trusted.xce.binding" in os.listxattr(job.path):
             state = world.verify(job, *grants).state

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from xce_nodeagent.model.rule import READ_WRITE, Access, Rule
-from xce_nodeagent.privileged.ops import Bind, Manage
+from xce_nodeagent.privileged.ops import Bind, Manage, pack
 
 pytestmark = pytest.mark.needs("root", "cgroup1")
 
@@ -58,7 +58,7 @@ def test_cgroup_that_refuses_by_default_is_narrowed_and_can_be_verified(
 def test_whole_major_that_is_open_cannot_be_fenced_and_is_refused(world1, nodes, narrow):
     major = min(nodes).major
     write(narrow, "devices.allow", f"c {major}:* rw")
-    answer = world1.binder.handle(Bind("mark", narrow, (), make=False))
+    answer = world1.binder.handle(Bind("mark", narrow, pack(()), make=False))
     assert answer.code == "enforcement"
     assert f"c {major}:0 rw is open to it without a grant" in answer.message
     assert "trusted.xce.binding" not in os.listxattr(narrow.path)
@@ -69,7 +69,7 @@ def test_device_that_the_cgroup_above_refuses_cannot_be_granted(world1, nodes):
     world1.start(*nodes)
     inside = world1.named("slice/job")
     write(world1.named("slice"), "devices.deny", f"{device} rwm")
-    answer = world1.binder.handle(Bind("mark", inside, (Rule(device, 6),), make=False))
+    answer = world1.binder.handle(Bind("mark", inside, pack((Rule(device, 6),)), make=False))
     assert answer.code == "enforcement"
     assert f"devices.allow '{device} rw': the cgroup above does not allow it" in answer.message
 

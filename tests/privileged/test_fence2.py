@@ -10,7 +10,7 @@ import pytest
 
 from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
 from xce_nodeagent.privileged import bpf, bpfcall, fence2
-from xce_nodeagent.privileged.ops import Bind, Manage, Taken
+from xce_nodeagent.privileged.ops import Bind, Manage, Taken, pack
 
 pytestmark = pytest.mark.needs("root", "cgroup2", "bpf")
 
@@ -194,7 +194,7 @@ def test_program_that_tolerates_no_other_is_named(world2, nodes):
     with directory(f"{world2.roots}/slice") as fd:
         _attach_alone(fd, program)
     os.close(program)
-    answer = world2.binder.handle(Bind("mark", inside, (), make=False))
+    answer = world2.binder.handle(Bind("mark", inside, pack(()), make=False))
     assert answer.code == "enforcement"
     assert f"{world2.roots}/slice has a device program (lonely_tool" in answer.message
     assert answer.details["culprit"] == f"{world2.roots}/slice"
@@ -221,7 +221,7 @@ def test_more_grants_than_slots_change_nothing(world2, local_majors):
     devices = tuple(Device("c", local_majors[0], minor) for minor in range(bpf.SLOTS + 1))
     world2.start(*devices)
     grants = tuple(Rule(device, int(READ_WRITE)) for device in devices)
-    assert world2.refusal(Bind("mark", world2.job(), grants, make=True)) == "enforcement"
+    assert world2.refusal(Bind("mark", world2.job(), pack(grants), make=True)) == "enforcement"
     assert not os.path.exists(world2.job().path)
     world2.bind(world2.job(), *grants[1:])
     assert world2.verify(world2.job(), *grants[1:]).state == "ok"

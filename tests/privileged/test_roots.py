@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xce_nodeagent.errors import BadCgroup, BadConfig
 from xce_nodeagent.model.plan import CgroupRef
-from xce_nodeagent.privileged.ops import Bind, Take, Unbind, Verify
+from xce_nodeagent.privileged.ops import Bind, Take, Unbind, Verify, pack
 from xce_nodeagent.privileged.roots import Mount, Roots, cgroups_of, mounts, openat2
 
 HYBRID = """\
@@ -100,7 +100,7 @@ def test_openat2_goes_over_no_link_and_not_out(tmp_path):
 
 
 def refused(world, path, **changes):
-    request = Bind("mark", CgroupRef(world.backend, str(path)), (), make=False)
+    request = Bind("mark", CgroupRef(world.backend, str(path)), pack(()), make=False)
     request = Bind(**{name: getattr(request, name) for name in request.__struct_fields__} | changes)
     return world.refusal(request)
 
@@ -190,7 +190,7 @@ def test_populated_cgroup_is_taken_only_when_asked_for(world, nodes, prisoner):
     prisoner.join(named.path)
     assert refused(world, named.path) == "bad_cgroup"
     assert prisoner.may(nodes[min(nodes)], min(nodes), 2)
-    world.ask(Bind("mark", named, (), make=False, populated=True))
+    world.ask(Bind("mark", named, pack(()), make=False, populated=True))
     assert not prisoner.may(nodes[min(nodes)], min(nodes), 2)
 
 
@@ -270,7 +270,7 @@ def test_home_of_somebody_else_stays(world, nodes):
 def test_home_that_was_removed_is_told(world, nodes):
     world.start(*nodes)
     os.rmdir(world.home.path)
-    assert world.refusal(Bind("mark", world.job(), (), make=True)) == "enforcement"
+    assert world.refusal(Bind("mark", world.job(), pack(()), make=True)) == "enforcement"
 
 
 def test_home_is_never_the_root_of_a_hierarchy(world, cgroup2_mount):

@@ -28,9 +28,9 @@ seccomp.install(seccomp.BINDER)
 requests = {
     'take': (ops.Take(), ()),
     'manage': (ops.Manage(()), ()),
-    'bind': (ops.Bind('m', own, (), make=True), ()),
-    'bind theirs': (ops.Bind('t', theirs, (), make=False), ()),
-    'bind theirs again': (ops.Bind('t', theirs, (), make=False), ()),
+    'bind': (ops.Bind('m', own, ops.pack(()), make=True), ()),
+    'bind theirs': (ops.Bind('t', theirs, ops.pack(()), make=False), ()),
+    'bind theirs again': (ops.Bind('t', theirs, ops.pack(()), make=False), ()),
     'verify': (ops.Verify('m', own, ()), ()),
     'verify theirs': (ops.Verify('t', theirs, ()), ()),
     'join': (ops.Join('m', own, int(pid)), (pidfd,)),

@@ -103,6 +103,15 @@ class Book:
         keys = sorted(self._by_job.get(job, ()))
         return [self.live[key] for key in keys if attempt is None or key[1] == attempt]
 
+    def is_free(self, instance: Instance) -> bool:
+        """Say whether nobody holds an instance or what overlaps it; the usual case, quickly."""
+        held = self._held
+        return not (
+            instance.id in held
+            or instance.id in self._excluded
+            or (instance.overlaps and not held.keys().isdisjoint(instance.overlaps))
+        )
+
     def holders(self, instances: Mapping[str, Instance], wanted: str) -> tuple[Holder, ...]:
         """Give who holds an instance or anything that overlaps it, now or when it was bound."""
         keys = set(self._excluded.get(wanted, ()))

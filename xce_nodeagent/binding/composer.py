@@ -39,7 +39,7 @@ class Composer:
         self._providers = providers
         self._site = site
         self._generation = ""
-        self._parts: dict[tuple[tuple[str, ...], tuple[HoldPort, ...]], tuple[Step, ...]] = {}
+        self._parts: dict[tuple[tuple[str, ...], tuple[HoldPort, ...]], Plan] = {}
 
     def compose(
         self,
@@ -60,12 +60,11 @@ class Composer:
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = self._compose(instances, ports, inventory)
-        steps = (*part, SetEnv("XCE_JOB_ID", job))
-        return Plan(steps if cgroup is None else (cgroup, *steps))
+        return part.placed(cgroup, SetEnv("XCE_JOB_ID", job))
 
     def _compose(
         self, instances: Sequence[Instance], ports: Sequence[HoldPort], inventory: Inventory
-    ) -> tuple[Step, ...]:
+    ) -> Plan:
         steps: list[Step] = []
         values = [*environment.hidden()]
         for name in sorted({instance.provider for instance in instances}):
@@ -86,4 +85,4 @@ class Composer:
                     values.append(step)
                 else:
                     steps.append(step)
-        return (*steps, *environment.combined(values))
+        return Plan((*steps, *environment.combined(values)))

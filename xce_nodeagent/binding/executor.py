@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
+from msgspec import Raw
+
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.plan import AdoptCgroup, MakeCgroup
@@ -21,9 +23,14 @@ from xce_nodeagent.privileged.ops import (
     Unbound,
     Verified,
     Verify,
+    pack,
 )
 
 log = logging.getLogger(__name__)
+
+
+KEPT = 512
+"""Packed sets of grants that are kept."""
 
 
 class Binder(Protocol):
@@ -52,6 +59,8 @@ class Executor:
     def __init__(self, binder: Binder | None, managed: Callable[[], Collection[Device]]) -> None:
         self._binder = binder
         self._managed = managed
+        self._packed_for: Collection[Device] = ()
+        self._kept: dict[int, tuple[tuple[Rule, ...], Raw]] = {}  # held, so an id stays its own
 
     def _grants(self, binding: Binding) -> tuple[Rule, ...]:
         """Give the grants of what is managed now.
@@ -61,6 +70,21 @@ class Executor:
         """
         managed = self._managed()
         return tuple(rule for rule in binding.plan.grants if rule.device in managed)
+
+    def _packed(self, binding: Binding) -> Raw:
+        """Give the grants as `Bind` carries them.
+
+        A plan's parts are kept (composer.py), so the same object comes again and again; it is
+        packed once for each set of managed devices.
+        """
+        grants, managed = binding.plan.grants, self._managed()
+        if managed is not self._packed_for or len(self._kept) >= KEPT:
+            self._kept.clear()
+            self._packed_for = managed
+        kept = self._kept.get(id(grants))
+        if kept is None:
+            kept = self._kept[id(grants)] = (grants, pack(self._grants(binding)))
+        return kept[1]
 
     async def carry_out(self, binding: Binding) -> None:
         """Make the kernel's state what the binding's plan says. Raises what the binder says.
@@ -73,7 +97,7 @@ class Executor:
         request = Bind(
             mark=binding.mark,
             cgroup=step.cgroup,
-            grants=self._grants(binding),
+            grants=self._packed(binding),
             make=isinstance(step, MakeCgroup),
             populated=isinstance(step, AdoptCgroup) and step.populated,
         )

@@ -104,9 +104,8 @@ def wants_ports(inventory: Inventory, want: Demand) -> Instance | None:
     """Give the divisible instance whose parts are in use must be looked up; None for no ports."""
     if not want.ask.ports:
         return None
-    for instance in inventory.instances:
-        if instance.type == "ports":
-            return instance
+    if (instance := inventory.ports) is not None:
+        return instance
     raise BadPort(
         "this node manages no ports: set `[ports] range` in its configuration, such as"
         " '20000-20999'"
@@ -136,9 +135,8 @@ def plan(
     if before is not None:
         _present(instances, before, ())
     named = [_named(instances, book, wanted, key, want.number) for wanted in want.ask.instances]
-    divided = {kind.name for kind in inventory.types if kind.divisible}
     for instance in named:
-        if instance.type in divided:
+        if instance.type in inventory.divisible:
             raise BadPort(f"{instance.id!r} is held in parts: ask with --ports or --port")
     _disjoint(instances, [i.id for i in named if i.id not in already])
     chosen = {instance.id for instance in named} | already
@@ -239,15 +237,8 @@ def _named(
             instance=wanted,
             changed=instance.changed,
         )
-    holders = [h for h in book.holders(instances, wanted) if (h.job, h.attempt) != key]
-    if holders:
-        who = ", ".join(f"{h.job} ({h.attempt or 'no attempt'})" for h in holders)
-        raise Busy(
-            f"instance {wanted}, or one that overlaps it, is held by {who}:"
-            " wait for its release, or choose another",
-            instance=wanted,
-            holders=[{"job": h.job, "attempt": h.attempt} for h in holders],
-        )
+    if not book.is_free(instance):
+        _not_of_others(instances, book, wanted, key)
     if instance.drained:
         why = book.drained.get(wanted) or instance.reason or "no reason given"
         raise DrainedError(f"instance {wanted} is drained: {why}", instance=wanted)
@@ -260,8 +251,24 @@ def _named(
     return instance
 
 
+def _not_of_others(
+    instances: Mapping[str, Instance], book: Book, wanted: str, key: tuple[str, str]
+) -> None:
+    holders = [h for h in book.holders(instances, wanted) if (h.job, h.attempt) != key]
+    if holders:
+        who = ", ".join(f"{h.job} ({h.attempt or 'no attempt'})" for h in holders)
+        raise Busy(
+            f"instance {wanted}, or one that overlaps it, is held by {who}:"
+            " wait for its release, or choose another",
+            instance=wanted,
+            holders=[{"job": h.job, "attempt": h.attempt} for h in holders],
+        )
+
+
 def _disjoint(instances: Mapping[str, Instance], named: Sequence[str]) -> None:
     for wanted in named:
+        if not instances[wanted].overlaps:
+            continue
         both = (overlapping(instances, wanted) - {wanted}) & set(named)
         if both:
             raise BadRequest(
@@ -338,5 +345,6 @@ def _excluded(instances: Mapping[str, Instance], chosen: Iterable[Instance]) -> 
     """Give what nobody else may hold meanwhile. A divisible instance overlaps nothing."""
     ids: set[str] = set()
     for instance in chosen:
-        ids |= overlapping(instances, instance.id) - {instance.id}
+        if instance.overlaps:
+            ids |= overlapping(instances, instance.id) - {instance.id}
     return tuple(sorted(ids))

@@ -65,6 +65,16 @@ class Inventory(Struct, frozen=True, kw_only=True, dict=True):
     def _by_id(self) -> Mapping[str, Instance]:
         return {instance.id: instance for instance in self.instances}
 
+    @cached_property
+    def divisible(self) -> frozenset[str]:
+        """The names of the types whose instances are held in parts."""
+        return frozenset(kind.name for kind in self.types if kind.divisible)
+
+    @cached_property
+    def ports(self) -> Instance | None:
+        """The range of ports; None where none is managed."""
+        return next((i for i in self.instances if i.type == "ports"), None)
+
     def managed(self) -> frozenset[Device]:
         """Give every device that the fence rules: of all instances, and all control nodes."""
         nodes = [node for instance in self.instances for node in instance.devices]

@@ -126,6 +126,14 @@ class Plan(Struct, frozen=True, dict=True):
     def __add__(self, other: Plan) -> Plan:
         return Plan(self.steps + other.steps)
 
+    def placed(self, cgroup: Step | None, *more: SetEnv) -> Plan:
+        """Give this plan behind a cgroup, with more variables; what is sorted out stays so."""
+        front = () if cgroup is None else (cgroup,)
+        plan = Plan((*front, *self.steps, *more))
+        environment = self.environment | {step.name: step.value for step in more}
+        plan.__dict__.update(grants=self.grants, ports=self.ports, environment=environment)
+        return plan
+
     def undo(self) -> tuple[Undo, ...]:
         """Give what takes the plan back, last step first."""
         undone = (inverse(step) for step in reversed(self.steps))

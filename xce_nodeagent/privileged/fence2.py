@@ -26,6 +26,10 @@ _OK = Verified("ok")
 _YES = struct.pack("=I", 1)  # the value of a managed device: there are no others
 
 
+VALUES_LIMIT = 512
+"""Encoded sets of grants that are kept: encoding 26 rules takes as long as making the cgroup."""
+
+
 class SharedFence:
     """One program for all jobs; each job's grants in the storage of its cgroup.
 
@@ -41,6 +45,7 @@ class SharedFence:
         self.note = ""
         self._managed = managed_fd
         self._grants = grants_fd
+        self._values: dict[int, tuple[tuple[Rule, ...], bytes]] = {}
         self._slots = bpf.slots_of(bpfcall.map_info(grants_fd).value_size)
         # The verifier's milliseconds are paid here, once. The tag of a program that runs already is
         # compared with this copy's: how it is computed differs between kernels.
@@ -146,7 +151,7 @@ class SharedFence:
 
     def bind(self, cgroup: Cgroup, grants: tuple[Rule, ...], *, made: bool) -> None:
         """Attach, which closes every managed device, then write the grants in one update."""
-        value = bpf.encode_grants(grants, self._slots)  # before anything is changed
+        value = self._value(grants)  # before anything is changed
         if made:
             try:
                 bpfcall.attach(cgroup.fd, self._program)
@@ -158,6 +163,17 @@ class SharedFence:
             bpfcall.map_update(self._grants, struct.pack("=Q", cgroup.id), value)
         except OSError as error:
             raise attachment.refused(cgroup, error) from error
+
+    def _value(self, grants: tuple[Rule, ...]) -> bytes:
+        """Encode grants; the same object again (the binder keeps them) is known."""
+        known = self._values.get(id(grants))
+        if known is not None:
+            return known[1]
+        value = bpf.encode_grants(grants, self._slots)
+        if len(self._values) >= VALUES_LIMIT:
+            self._values.clear()
+        self._values[id(grants)] = (grants, value)  # held, so that its id stays its own
+        return value
 
     def _write(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
         value = bpf.encode_grants(grants, self._slots)

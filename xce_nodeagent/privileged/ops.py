@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from xce_nodeagent.model.plan import Backend, CgroupRef
@@ -79,14 +80,23 @@ class Bind(Struct, frozen=True, tag="bind"):
 
     `make`: the cgroup is ours, make it below the home; otherwise it must exist below an allowed
     root. `populated`: processes may be in it already. `mark` is stored as `trusted.xce.binding`
-    on the cgroup; a cgroup that bears another mark is refused as a conflict.
+    on the cgroup; a cgroup that bears another mark is refused as a conflict. `grants` are packed
+    by `pack`: the same sets come again and again, and the binder knows them by their bytes.
     """
 
     mark: str
     cgroup: CgroupRef
-    grants: tuple[Rule, ...]
+    grants: msgspec.Raw
     make: bool
     populated: bool = False
+
+
+def pack(grants: tuple[Rule, ...]) -> msgspec.Raw:
+    """Pack grants as `Bind` carries them."""
+    return msgspec.Raw(_ENCODE(grants))
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class Unbind(Struct, frozen=True, tag="unbind"):

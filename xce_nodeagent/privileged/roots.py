@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from xce_nodeagent.privileged.cgroup import HOME, Cgroup
 
 Where = Literal["home", "roots", "any"]
 
+_PLAIN = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,254}")  # neither . nor .., and no /
 _OPENAT2 = 437  # __NR_openat2, the same on every architecture (kernel 5.6)
 _RESOLVE = 0x1 | 0x2 | 0x4 | 0x8  # NO_XDEV | NO_MAGICLINKS | NO_SYMLINKS | BENEATH
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -135,6 +137,8 @@ class Roots:
         self._fds: dict[CgroupRef, int] = {}
         inside = cgroups_of((proc / "self/cgroup").read_text("utf-8"), self._mounts())
         self._own = frozenset(own) | inside
+        self._inside_home = f"{home.path}/" if home else ""
+        self._others = [ref.path for ref in (*self._roots, *self._own)]
 
     def close(self) -> None:
         """Close the roots."""
@@ -189,7 +193,9 @@ class Roots:
         Raises FileNotFoundError when there is none of that name, BadCgroup when it is not ours to
         touch. The caller closes it.
         """
-        root, inside = self._place(ref, where)
+        return self._open(ref, *self._place(ref, where))
+
+    def _open(self, ref: CgroupRef, root: CgroupRef, inside: str) -> Cgroup:
         for again in (True, False):
             parent = self._root_fd(root)
             try:
@@ -225,10 +231,21 @@ class Roots:
             ) from None
         except OSError as error:
             raise self._unusable(ref, error) from None
-        return self.open(ref, "home"), made
+        return self._open(ref, root, inside), made
 
     def _place(self, ref: CgroupRef, where: Where) -> tuple[CgroupRef, str]:
         path = ref.path
+        home = self._home
+        if home is not None and where != "roots" and path.startswith(self._inside_home):
+            # A job's own cgroup, on a job's path: a plain name directly below the home, which no
+            # other root and no cgroup of ours lies in or below.
+            name = path[len(self._inside_home) :]
+            if (
+                ref.backend == home.backend
+                and _PLAIN.fullmatch(name)
+                and not any(other.startswith(path) for other in self._others)
+            ):
+                return home, name
         parts = path.split("/")
         if (
             not path.startswith("/")
