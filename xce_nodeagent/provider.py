@@ -87,3 +87,10 @@ class Divides(Protocol):
         It is asked on the path of a prepare, so it must be cheap (well below a millisecond).
         """
         ...
+
+    def served(self, host: Host, instance: Instance) -> frozenset[int]:
+        """Give those of them that somebody waits on for others, as a server does.
+
+        It is asked on the path of a release, for what outlived the job.
+        """
+        ...

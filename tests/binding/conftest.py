@@ -142,6 +142,8 @@ class Cards:
     def in_use(self, host: object, instance: Instance) -> frozenset[int]:
         return frozenset(self.listening)
 
+    served = in_use
+
 
 class FirstFree:
     """A selector that takes the first that is free."""
@@ -198,13 +200,18 @@ class Node:
             providers={"cards": self.cards},
             selector=FirstFree(),
             inventory=lambda: self.inventory,
-            in_use=lambda instance: self.cards.in_use(None, instance),
-            who_listens=self.who_listens,
+            parts=self,
             mounted={},
             clock=self.clock,
         )
 
-    async def who_listens(self, ports: tuple[int, ...]) -> tuple[wire.LeftOver, ...]:
+    def in_use(self, instance: Instance) -> frozenset[int]:
+        return self.cards.in_use(None, instance)
+
+    def served(self, instance: Instance) -> frozenset[int]:
+        return self.cards.served(None, instance)
+
+    async def who(self, ports: tuple[int, ...]) -> tuple[wire.LeftOver, ...]:
         return tuple(wire.LeftOver(77, f"listens on tcp {port}", "srv", 5) for port in ports)
 
     def crash(self) -> None:

@@ -44,7 +44,10 @@ class Book:
 
     def apply(self, event: Event, now: float) -> Binding | None:
         """Take an event in. The event is on disk already, or about to be lost with the process."""
-        after = self.preview(event, now)
+        return self.take(event, self.preview(event, now))
+
+    def take(self, event: Event, after: Binding | None) -> Binding | None:
+        """Take an event in, with the binding as `preview` said that it leaves it."""
         match event:
             case Drained(id=instance, reason=reason):
                 self.drained[instance] = reason

@@ -117,7 +117,7 @@ class Ledger:
                 )
             try:
                 event = _decode(body)
-                self._fold(event, time)
+                self._fold(event, self.book.preview(event, time), time)
             except (InvalidTransition, msgspec.MsgspecError) as error:
                 raise Enforcement(
                     f"ledger {self.path}: event {seq} cannot be replayed: {error};"
@@ -149,8 +149,8 @@ class Ledger:
         if not isinstance(event, (Drained, Undrained)):
             self._rows.setdefault((event.job, event.attempt), []).append(seq)
 
-    def _fold(self, event: Event, time: float) -> Binding | None:
-        after = self.book.apply(event, time)
+    def _fold(self, event: Event, after: Binding | None, time: float) -> Binding | None:
+        self.book.take(event, after)
         if after is not None and after.state == "ended":
             self._finished[after.key] = time
             self.boots.pop(after.key, None)
@@ -165,11 +165,11 @@ class Ledger:
         where it cannot follow.
         """
         now = self._clock()
-        self.book.preview(event, now)
+        after = self.book.preview(event, now)
         self._write([*self._notes, (now, event)])
         if isinstance(event, Committed):
             self.boots[event.job, event.attempt] = self.boot
-        return self._fold(event, now)
+        return self._fold(event, after, now)
 
     def note(self, event: Event) -> Binding | None:
         """Take an event into the book now, and write it with the next commit or flush.
@@ -177,7 +177,7 @@ class Ledger:
         Raises InvalidTransition where it cannot follow.
         """
         now = self._clock()
-        after = self._fold(event, now)
+        after = self._fold(event, self.book.preview(event, now), now)
         self._notes.append((now, event))
         if len(self._notes) >= NOTES_LIMIT:
             self.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import structs
 
@@ -20,6 +20,7 @@ from xce_nodeagent.binding.composer import Composer, Site
 from xce_nodeagent.binding.demand import Demand, demand
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement, UnknownInstance
 from xce_nodeagent.host import cgroup as host_cgroup
@@ -36,7 +37,6 @@ from xce_nodeagent.model.binding import (
     Released,
     ReleaseIntended,
 )
-from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.provider import Provider
@@ -53,10 +53,8 @@ CLEAN_SECONDS = 2.0
 class Lifecycle:
     """All bindings of this host, from the first prepare to the last trace.
 
-    `inventory` gives the current one. `in_use` says which numbers of a divisible instance are in
-    use on this host now, and `who_listens` by whom: it is asked only when a release finds some
-    in use, because it takes milliseconds, and gives at least one for each port. `mounted` is
-    where the cgroup hierarchies are (host.cgroup.mounts).
+    `inventory` gives the current one; `mounted` is where the cgroup hierarchies are
+    (host.cgroup.mounts).
     """
 
     def __init__(
@@ -68,8 +66,7 @@ class Lifecycle:
         providers: Mapping[str, Provider],
         selector: planner.Selector,
         inventory: Callable[[], Inventory],
-        in_use: Callable[[Instance], frozenset[int]],
-        who_listens: Callable[[tuple[int, ...]], Awaitable[tuple[wire.LeftOver, ...]]],
+        parts: Parts,
         mounted: dict[str, str],
         clock: Callable[[], float],
     ) -> None:
@@ -82,11 +79,11 @@ class Lifecycle:
         self._composer = Composer(providers, site)
         self._selector = selector
         self._inventory = inventory
-        self._in_use = in_use
-        self._who_listens = who_listens
+        self._parts = parts
         self._mounted = mounted
         self._clock = clock
         self._turns = Turns()
+        self._carried_out: list[Binding] = []
         self._flush: asyncio.TimerHandle | None = None
         self._cleaning: asyncio.Task[None] | None = None
 
@@ -103,7 +100,8 @@ class Lifecycle:
             self.last_seen[key] = self._clock()
             found = planner.existing(self.book, want)
             if found is not None:
-                if found.state == "committed":
+                self.settle()
+                if self.book.live[key].state == "committed":  # a replay could not carry it out
                     await self._finish(found)
                 return answer.prepared(self.book.live[key])
             inventory = self._inventory()
@@ -117,7 +115,7 @@ class Lifecycle:
                 selector=self._selector,
                 site=self.site,
                 cgroup=cgroup,
-                ports_in_use=self._in_use(divisible) if divisible else frozenset(),
+                ports_in_use=self._parts.in_use(divisible) if divisible else frozenset(),
             )
             before = self.book.live.get(key)
             binding = self._committed(event)
@@ -183,14 +181,17 @@ class Lifecycle:
         self._note_later(binding)
 
     def _note_later(self, binding: Binding) -> None:
-        """Note that the plan is carried out, after the answer has gone out."""
-        asyncio.get_running_loop().call_soon(self._note_bound, binding)
+        """Note that the plan is carried out: when there is time, or when somebody looks."""
+        self._carried_out.append(binding)
+        self._flush_later()
 
-    def _note_bound(self, binding: Binding) -> None:
-        now = self.book.live.get(binding.key)
-        if now is not None and now.state == "committed" and now.plan == binding.plan:
-            self.ledger.note(Bound(job=binding.job, attempt=binding.attempt))
-            self._flush_later()
+    def settle(self) -> None:
+        """Note every plan that is carried out, so that the book says so."""
+        done, self._carried_out = self._carried_out, []
+        for binding in done:
+            now = self.book.live.get(binding.key)
+            if now is not None and now.state == "committed" and now.plan == binding.plan:
+                self.ledger.note(Bound(job=binding.job, attempt=binding.attempt))
 
     # ---- release ----------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class Lifecycle:
             )
             listening = self._listening(binding) if seen else ()
             if listening:
-                left += await self._who_listens(tuple(listening))
+                left += await self._parts.who(tuple(listening))
             if unbound.pids:
                 quarantined = binding.instances
             else:
@@ -291,7 +292,7 @@ class Lifecycle:
         ids = {hold.instance for hold in binding.plan.ports}
         used: set[int] = set()
         for instance_id in ids & instances.keys():
-            used |= self._in_use(instances[instance_id]) & held
+            used |= self._parts.served(instances[instance_id]) & held
         return sorted(used)
 
     async def _shrink(self, bindings: list[Binding], instances: tuple[str, ...]) -> wire.Released:
@@ -340,6 +341,7 @@ class Lifecycle:
 
     def _flush_now(self) -> None:
         self._flush = None
+        self.settle()
         try:
             self.ledger.flush()
         except Enforcement as error:
@@ -372,6 +374,7 @@ class Lifecycle:
             self._cleaning.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaning
+        self.settle()
         with contextlib.suppress(Enforcement):
             self.ledger.flush()
 

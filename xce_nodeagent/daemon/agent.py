@@ -87,12 +87,14 @@ class Agent:
 
     async def list_bindings(self, peer: Peer) -> wire.Bindings:
         """Give all bindings, without their environment."""
+        self._lifecycle.settle()
         return wire.Bindings(
             bindings=tuple(self._view(binding, env=False) for binding in self._lifecycle.book)
         )
 
     async def get_binding(self, peer: Peer, ask: wire.JobRef) -> wire.OneBinding:
         """Give one binding; its environment only to who may prepare and to the job's user."""
+        self._lifecycle.settle()
         binding = self._lifecycle.one(ask.job, ask.attempt)
         env = self.may_prepare(peer.uid) or peer.uid == binding.uid
         return wire.OneBinding(binding=self._view(binding, env=env))
@@ -132,4 +134,5 @@ class Agent:
 
     async def doctor(self, peer: Peer) -> wire.Checks:
         """Look at everything that the agent depends on."""
+        self._lifecycle.settle()
         return wire.Checks(checks=await self._examine())

@@ -24,6 +24,7 @@ from xce_nodeagent.binding.supply import Dial, Supply
 from xce_nodeagent.daemon import doctor
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
+from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
@@ -33,23 +34,21 @@ from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
-from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
-from xce_nodeagent.model.wire import Check, LeftOver
+from xce_nodeagent.model.wire import Check
 from xce_nodeagent.privileged import majors, simnode
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
-    Look,
     Manage,
     ProberAnswer,
     Take,
     Taken,
     WitnessAnswer,
 )
-from xce_nodeagent.provider import Divides, Provider
+from xce_nodeagent.provider import Provider
 
 log = logging.getLogger(__name__)
 
@@ -221,8 +220,7 @@ class Daemon:
             providers=self._providers,
             selector=Placement(),
             inventory=self._inventory,
-            in_use=self._in_use,
-            who_listens=self._who_listens,
+            parts=Parts(self._host, self._providers, self.witness),
             mounted=self._mounted,
             clock=time.time,
         )
@@ -286,24 +284,6 @@ class Daemon:
         if self.survey.current is None:
             raise NotReady("discovery has not finished yet: try again in a moment")
         return self.survey.current
-
-    def _in_use(self, instance: Instance) -> frozenset[int]:
-        provider = self._providers[instance.provider]
-        if not isinstance(provider, Divides):
-            return frozenset()
-        try:
-            return provider.in_use(self._host, instance)
-        except OSError as error:
-            raise NotReady(f"which {instance.id} are in use cannot be seen: {error}") from None
-
-    async def _who_listens(self, ports: tuple[int, ...]) -> tuple[LeftOver, ...]:
-        try:
-            looked = await self.witness.call(Look(ports=ports))
-        except AgentError as error:
-            log.warning("who listens cannot be seen: %s", error.message)
-            return tuple(LeftOver(-1, f"listens on port {port}") for port in ports)
-        seen = tuple(LeftOver(s.pid, f"listens on {s.what}", s.comm, s.uid) for s in looked.seen)
-        return seen or tuple(LeftOver(-1, f"listened on port {port}") for port in ports)
 
     # ---- the hardware changes ---------------------------------------------------------------
 

@@ -65,8 +65,18 @@ class PortTable:
 
         Raise OSError where the kernel does not answer.
         """
+        return self._asked(self._requests)
+
+    def listening(self) -> frozenset[int]:
+        """Give the ports of the range with a listening TCP socket: a quarter of the cost.
+
+        Raise OSError where the kernel does not answer.
+        """
+        return self._asked(self._requests[:1])
+
+    def _asked(self, requests: tuple[bytes, ...]) -> frozenset[int]:
         used: set[int] = set()
-        for request in self._requests:
+        for request in requests:
             try:
                 self._ask(request, used)
             except OSError as error:

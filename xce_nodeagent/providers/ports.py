@@ -25,7 +25,7 @@ class Ports:
     types: ClassVar[tuple[ResourceType, ...]] = (PORTS,)
 
     def __init__(self) -> None:
-        self._table: tuple[tuple[int, int], PortTable] | None = None
+        self._kept: tuple[tuple[int, int], PortTable] | None = None
 
     def discover(self, host: Host) -> Found:
         """Give the range, and who is in it already."""
@@ -61,20 +61,28 @@ class Ports:
 
         Raise OSError where the kernel does not answer: nobody may then be told that a port is free.
         """
-        if not host.live:
-            return frozenset()
+        return self._table(instance).in_use() if host.live else frozenset()
+
+    def served(self, host: Host, instance: Instance) -> frozenset[int]:
+        """Give the ports with a listening TCP socket: UDP knows no listening.
+
+        Raise OSError where the kernel does not answer.
+        """
+        return self._table(instance).listening() if host.live else frozenset()
+
+    def _table(self, instance: Instance) -> PortTable:
         (ports,) = self.parts(instance)
         wanted = (ports[0], ports[-1])
-        if self._table is None or self._table[0] != wanted:
+        if self._kept is None or self._kept[0] != wanted:
             self.close()
-            self._table = (wanted, PortTable(*wanted))
-        return self._table[1].in_use()
+            self._kept = (wanted, PortTable(*wanted))
+        return self._kept[1]
 
     def close(self) -> None:
         """Close the socket; it is opened again when it is needed."""
-        if self._table is not None:
-            self._table[1].close()
-            self._table = None
+        if self._kept is not None:
+            self._kept[1].close()
+            self._kept = None
 
 
 def _short(text: str) -> str:
