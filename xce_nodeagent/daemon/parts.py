@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Parts:
-    """Asks the provider of the instance, and the witness for names. It is what `binding/parts.py` asks for."""
+    """Asks the provider of the instance, and the witness for names (see binding/parts.py)."""
 
     def __init__(self, host: Host, providers: Mapping[str, Provider], witness: Helper) -> None:
         self._host = host

@@ -16,8 +16,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from xce_nodeagent.errors import (
     AgentError,
     BadCgroup,
@@ -27,13 +25,14 @@ from xce_nodeagent.errors import (
 )
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
-from xce_nodeagent.model.rule import ALL, Device, Rule
+from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import fence2, majors, pidfd, simnode
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.fence import Fence
 from xce_nodeagent.privileged.fence1 import Fence1
 from xce_nodeagent.privileged.fence2 import JobFence, SharedFence
+from xce_nodeagent.privileged.grants import Grants
 from xce_nodeagent.privileged.ops import (
     Bind,
     BinderAnswer,
@@ -54,11 +53,6 @@ from xce_nodeagent.privileged.roots import Roots, Where, mounts
 MARK_LIMIT = 4096
 """Bytes of a mark: a job id and an attempt of 128 bytes each, and room for more."""
 
-KNOWN_LIMIT = 512
-"""Sets of grants that are known again by their bytes: unpacking and checking 26 rules takes longer
-than making the cgroup."""
-
-_unpack = msgspec.msgpack.Decoder(tuple[Rule, ...]).decode
 _GONE = Unbound(gone=True)
 
 
@@ -96,7 +90,7 @@ class Binder:
         self._lacking: dict[Backend, str] = {}
         self._made: frozenset[Device] = frozenset()
         self._managed: frozenset[Device] | None = None
-        self._known: dict[bytes, tuple[Rule, ...]] = {}
+        self._known = Grants()
         # Cgroups that may be bound, for `Manage`: an ordered set.
         self._bound: dict[CgroupRef, None] = {}
 
@@ -248,35 +242,16 @@ class Binder:
         for backend, fence in self._fences.items():
             fence.manage(devices, self._open_bound(backend))
         self._managed = devices
-        self._known.clear()
+        self._known.forget()
         return Done()
-
-    def _checked(self, packed: bytes) -> tuple[Rule, ...]:
-        """Unpack grants and check each; what was checked against these managed devices is known."""
-        if self._managed is None:
-            raise NotReady("this binder does not know which devices are managed: send Manage first")
-        known = self._known.get(packed)
-        if known is not None:
-            return known
-        try:
-            grants = _unpack(packed)
-        except msgspec.MsgspecError as error:
-            raise Violation(f"grants that are none: {error}") from None
-        for rule in grants:
-            if not 0 < rule.access <= ALL:
-                raise Violation(f"a grant of {rule.device} with the access {rule.access}")
-            if rule.device not in self._managed:
-                raise Violation(f"a grant of {rule.device}, which is not managed")
-        if len(self._known) >= KNOWN_LIMIT:
-            self._known.clear()
-        self._known[packed] = grants
-        return grants
 
     # ---- Bind and Unbind --------------------------------------------------------------------
 
     def _bind(self, request: Bind) -> Done:
         fence = self._fence(request.cgroup)
-        grants = self._checked(bytes(request.grants))
+        if self._managed is None:
+            raise NotReady("this binder does not know which devices are managed: send Manage first")
+        grants = self._known.unpack(bytes(request.grants), self._managed)
         _check_mark(request.mark)
         where: Where = "home" if request.make else "roots"
         made = False
