@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xce_nodeagent.errors import Enforcement
-from xce_nodeagent.model.instance import DeviceNode
-from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.ops import (
     Bind,
-    Done,
     Join,
     Manage,
     Take,
@@ -221,7 +215,9 @@ def test_unbind_of_a_populated_cgroup_closes_it_and_names_who_is_left(world, nod
     prisoner.join(world.job().path)
     assert prisoner.may(nodes[device], device, READ_WRITE)
     for _ in range(2):
-        assert world.unbind(world.job()) == Unbound(gone=False, pids=(prisoner.pid,))
+        assert world.unbind(world.job()) == Unbound(
+            gone=False, pids=(prisoner.pid,), populated=True
+        )
         assert not prisoner.may(nodes[device], device, READ_WRITE)
     prisoner.join(str(world.base))
     assert world.unbind(world.job()) == Unbound(gone=True)
@@ -232,7 +228,8 @@ def test_left_cgroup_keeps_its_mark_until_it_is_empty(world, nodes, prisoner):
     named = world.named("slurm")
     world.bind(named)
     prisoner.join(named.path)
-    assert world.unbind(named, remove=False).pids == (prisoner.pid,)
+    left = world.unbind(named, remove=False)
+    assert left == Unbound(gone=False, pids=(prisoner.pid,), populated=True)
     assert os.getxattr(named.path, "trusted.xce.binding") == b"mark"
     prisoner.join(str(world.base))
     assert world.unbind(named, remove=False) == Unbound(gone=False)
@@ -253,6 +250,53 @@ def test_cgroup_that_vanished_is_an_answer(world, nodes):
     world.ask(Manage(()))
     assert world.verify(world.job()).state == "gone"
     world.bind(world.job())
+
+
+@pytest.mark.needs("root", "cgroup2", "bpf")
+@pytest.mark.parametrize("remove", [True, False])
+def test_unbind_tells_of_threads_that_no_pid_names(world2, nodes, prisoner, remove):
+    """In a threaded cgroup there is no process, and rmdir says EBUSY."""
+    world2.start(*nodes)
+    named = world2.named("theirs/threads")
+    Path(named.path, "cgroup.type").write_text("threaded", "ascii")
+    world2.bind(named)
+    prisoner.join(os.path.dirname(named.path))
+    Path(named.path, "cgroup.threads").write_text(str(prisoner.pid), "ascii")
+    assert world2.unbind(named, remove=remove) == Unbound(gone=False, pids=(), populated=True)
+    Path(os.path.dirname(named.path), "cgroup.threads").write_text(str(prisoner.pid), "ascii")
+    assert world2.unbind(named, remove=remove) == Unbound(gone=remove)
+    prisoner.join(str(world2.base))
+
+
+def test_cgroup_that_was_made_again_differs_and_can_be_bound_again(world, nodes, prisoner):
+    """The owner of an adopted cgroup removed it and made it anew: same path, nothing of ours."""
+    device, other = sorted(nodes)[:2]
+    grants = (Rule(device, READ_WRITE),)
+    world.start(*nodes)
+    named = world.named("slurm/job")
+    world.bind(named, *grants)
+    assert world.verify(named, *grants).state in {"ok", "unverifiable"}
+    for whole in (False, True):
+        os.rmdir(named.path)
+        if whole:
+            os.rmdir(os.path.dirname(named.path))
+        again = world.named("slurm/job")
+        assert again == named
+        prisoner.join(named.path)
+        assert prisoner.may(nodes[other], other, READ_WRITE)
+        assert world.verify(named, *grants).state == "differs"
+        refused = Bind("mark", named, pack(grants), make=False)
+        assert world.refusal(refused) == "bad_cgroup"
+        world.ask(Bind("mark", named, pack(grants), make=False, populated=True))
+        assert world.verify(named, *grants).state in {"ok", "unverifiable"}
+        assert prisoner.may(nodes[device], device, READ_WRITE)
+        assert not prisoner.may(nodes[other], other, READ_WRITE)
+        prisoner.join(str(world.base))
+    os.rmdir(named.path)
+    world.named("slurm/job")
+    world.bind(named, *grants)  # an empty one needs no leave
+    assert world.verify(named, *grants).state in {"ok", "unverifiable"}
+    assert world.unbind(named, remove=False) == Unbound(gone=False)
 
 
 def test_mark_that_was_taken_away_is_seen(world, nodes):
@@ -293,158 +337,3 @@ def test_binder_killed_anywhere_never_opens_what_was_not_given(world, nodes, pri
         for device, path in nodes.items():
             may = {rule.access & 6 for rule in given if rule.device == device}
             assert prisoner.may(path, device, READ_WRITE) == (6 in may or {2, 4} <= may)
-
-
-# ---- join -----------------------------------------------------------------------------------
-
-
-def join(world, pid, pidfds, *, mark="mark", cgroup=None):
-    return world.binder.handle(Join(mark, cgroup or world.job(), pid), pidfds)
-
-
-def inside(cgroup):
-    return Path(cgroup.path, "cgroup.procs").read_text("ascii").split()
-
-
-@pytest.fixture
-def pidfd(prisoner):
-    fd = os.pidfd_open(prisoner.pid)
-    yield fd
-    os.close(fd)
-
-
-def test_join_moves_the_process_behind_the_pidfd(world, nodes, prisoner, pidfd):
-    device = min(nodes)
-    world.start(*nodes)
-    world.bind(world.job())
-    assert join(world, prisoner.pid, [pidfd]) == Done()
-    assert inside(world.job()) == [str(prisoner.pid)]
-    assert not prisoner.may(nodes[device], device, READ_WRITE)
-    prisoner.join(str(world.base))
-
-
-def test_join_without_the_right_pidfd_is_a_violation(world, nodes, prisoner, pidfd, tmp_path):
-    world.start(*nodes)
-    world.bind(world.job())
-    plain = os.open(tmp_path, os.O_RDONLY)
-    own = os.pidfd_open(os.getpid())
-    try:
-        for pid, fds in (
-            (prisoner.pid, []),
-            (prisoner.pid, [pidfd, pidfd]),
-            (prisoner.pid, [plain]),
-            (prisoner.pid + 1, [pidfd]),
-            (1, [pidfd]),
-            (os.getpid(), [own]),
-        ):
-            with pytest.raises(Violation, match="Join"):
-                join(world, pid, fds)
-    finally:
-        os.close(plain)
-        os.close(own)
-    assert inside(world.job()) == []
-
-
-def test_join_to_a_cgroup_of_another_mark_is_refused(world, nodes, prisoner, pidfd):
-    world.start(*nodes)
-    world.bind(world.job(), mark="one")
-    request = Join("two", world.job(), prisoner.pid)
-    assert world.refusal(request, (pidfd,)) == "conflict"
-    named = world.named("unbound")
-    assert world.refusal(Join("two", named, prisoner.pid), (pidfd,)) == "conflict"
-    gone = world.job("job-2")
-    assert world.refusal(Join("two", gone, prisoner.pid), (pidfd,)) == "bad_cgroup"
-    assert inside(world.job()) == inside(named) == []
-
-
-def test_join_of_a_process_that_ended_is_refused(world, nodes):
-    world.start(*nodes)
-    world.bind(world.job())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        fd = os.pidfd_open(child.pid)
-        child.send_signal(signal.SIGKILL)
-    try:
-        assert world.refusal(Join("mark", world.job(), child.pid), (fd,)) == "bad_request"
-    finally:
-        os.close(fd)
-
-
-# ---- the end --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def simulated(scratch, local_majors):
-    directory = scratch / "sim"
-    nodes = tuple(
-        DeviceNode(f"{directory}/gpu{minor}", "c", local_majors[0], minor) for minor in range(2)
-    )
-    yield nodes
-    for node in nodes:
-        Path(node.path).unlink(missing_ok=True)
-
-
-def with_nodes(world, simulated):
-    directory = os.path.dirname(simulated[0].path)
-    world.binder = world.new_binder(simulated=simulated, device_directory=directory)
-    return directory
-
-
-def test_simulated_nodes_are_made_managed_and_removed(world, simulated, prisoner):
-    directory = with_nodes(world, simulated)
-    world.take()
-    world.ask(Manage(tuple(Device.of(node) for node in simulated)))
-    first, second = (Device.of(node) for node in simulated)
-    world.bind(world.job(), Rule(first, READ_WRITE))
-    prisoner.join(world.job().path)
-    assert prisoner.may(simulated[0].path, first, READ_WRITE)
-    assert not prisoner.may(simulated[1].path, second, READ_WRITE)
-    prisoner.join(str(world.base))
-    world.unbind(world.job())
-    world.binder.close()
-    assert not os.path.exists(directory)
-    assert not os.path.exists(world.home.path)
-
-
-def test_close_with_a_bound_cgroup_leaves_all_as_it_is(world, simulated, prisoner):
-    directory = with_nodes(world, simulated)
-    world.take()
-    world.ask(Manage(tuple(Device.of(node) for node in simulated)))
-    named = world.named("slurm")
-    world.bind(named)
-    prisoner.join(named.path)
-    world.binder.close()
-    assert os.path.isdir(directory)
-    assert os.path.isdir(world.home.path)
-    assert not prisoner.may(simulated[0].path, Device.of(simulated[0]), READ_WRITE)
-    with_nodes(world, simulated)
-    world.take(named)
-    prisoner.join(str(world.base))
-    world.unbind(named, remove=False)
-    world.binder.close()
-    assert not os.path.exists(directory)
-
-
-def test_close_counts_jobs_below_the_home_that_nobody_told_it_of(world, nodes):
-    world.start(*nodes)
-    world.bind(world.job())
-    world.restart()
-    world.binder.close()
-    assert os.path.isdir(world.job().path)
-
-
-def test_close_can_be_repeated(world, nodes):
-    world.start(*nodes)
-    world.binder.close()
-    world.binder.close()
-    assert world.refusal(Manage(())) == "not_ready"
-
-
-def test_known_cgroup_outside_the_roots_is_passed_over(world, nodes):
-    outside = CgroupRef(world.backend, str(world.base / "outside"))
-    os.mkdir(outside.path)
-    os.setxattr(outside.path, "trusted.xce.binding", b"mark")
-    world.take(outside, world.job("never"))
-    world.pretend(*nodes)
-    world.ask(Manage(tuple(nodes)))
-    world.binder.close()
-    assert not os.path.exists(world.home.path)

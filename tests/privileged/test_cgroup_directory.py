@@ -98,7 +98,7 @@ def test_release_names_at_most_64_processes(world, nodes, monkeypatch, prisoner)
     world.start(*nodes)
     world.bind(world.job())
     prisoner.join(world.job().path)
-    assert world.unbind(world.job()) == Unbound(gone=False, pids=())
+    assert world.unbind(world.job()) == Unbound(gone=False, pids=(), populated=True)
 
 
 def test_cgroup_is_closed_with_its_with(world):

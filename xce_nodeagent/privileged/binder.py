@@ -86,6 +86,7 @@ class Binder:
         self._shared = shared
         self._roots = Roots(home=home, roots=roots, own=own, proc=proc)
         self._taken: Taken | None = None
+        self._agent = 0
         self._fences: dict[Backend, Fence] = {}
         self._lacking: dict[Backend, str] = {}
         self._made: frozenset[Device] = frozenset()
@@ -140,6 +141,7 @@ class Binder:
             return self._taken
         if self._lock is None:
             self._lock = self._take_lock()
+        self._agent = request.agent
         self._roots.make_home()
         if self._simulated:
             self._made = simnode.make(self._directory, self._simulated, proc=self._proc)
@@ -311,9 +313,11 @@ class Binder:
             fence.bind(cgroup, (), made=False)
             pids = cgroup.pids()
             if cgroup.populated():
-                return Unbound(gone=False, pids=pids)
+                return Unbound(gone=False, pids=pids, populated=True)
             if request.remove:
-                return Unbound(gone=cgroup.remove(), pids=pids)
+                # Not removed: somebody has come since, or is not wholly gone yet.
+                gone = cgroup.remove()
+                return Unbound(gone=gone, pids=() if gone else cgroup.pids(), populated=not gone)
             # Left to its owner, still fenced, without a grant.
             cgroup.drop_mark()
             self._bound.pop(request.cgroup, None)
@@ -348,7 +352,7 @@ class Binder:
         _check_mark(request.mark)
         if len(fds) != 1:
             raise Violation(f"a Join with {len(fds)} descriptors, where a pidfd is due")
-        pidfd.check(fds[0], request.pid, self._proc)
+        pidfd.check(fds[0], request.pid, self._proc, agent=self._agent)
         with self._open(request.cgroup, "any") as cgroup:
             if cgroup.mark() != request.mark:
                 raise Conflict(

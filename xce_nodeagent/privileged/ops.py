@@ -52,10 +52,12 @@ class Take(Struct, frozen=True, tag="take"):
     """Become the live binder: end the one before, take its lock, open the roots, load, recover.
 
     `known` are the cgroups that the ledger has: the programs and maps of a former binder are
-    found again through them when the jobs' home itself is gone.
+    found again through them when the jobs' home itself is gone. `agent` is the agent's pid, which
+    no Join moves into a job's cgroup; 0 is nobody.
     """
 
     known: tuple[CgroupRef, ...] = ()
+    agent: int = 0
 
 
 class Taken(Struct, frozen=True, tag="taken"):
@@ -112,10 +114,15 @@ class Unbind(Struct, frozen=True, tag="unbind"):
 
 
 class Unbound(Struct, frozen=True, tag="unbound"):
-    """What is left: processes still in the cgroup or below it (at most 64 pids are named)."""
+    """What is left. `populated`: somebody is still in the cgroup or below it.
+
+    `pids` names them, 64 at most, as far as they can be named: a process of a pid namespace that
+    the binder does not see, or a thread alone in a threaded cgroup, has no pid here.
+    """
 
     gone: bool
     pids: tuple[int, ...] = ()
+    populated: bool = False
 
 
 class Verify(Struct, frozen=True, tag="verify"):
@@ -134,7 +141,10 @@ class Verified(Struct, frozen=True, tag="verified"):
 
 
 class Join(Struct, frozen=True, tag="join"):
-    """Move the process behind the pidfd that comes with this message into a bound cgroup."""
+    """Move the process behind the pidfd that comes with this message into a bound cgroup.
+
+    Init, threads of the kernel, the agent and its helpers are refused as a bad request.
+    """
 
     mark: str
     cgroup: CgroupRef

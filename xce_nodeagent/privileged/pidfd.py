@@ -11,14 +11,48 @@ from xce_nodeagent.errors import BadCgroup, BadRequest
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
 
+_PF_KTHREAD = 0x0020_0000  # linux/sched.h
 
-def check(pidfd: int, pid: int, proc: Path) -> None:
-    """See that the descriptor is the process's; raise Violation if not, BadRequest if it ended."""
+
+def check(pidfd: int, pid: int, proc: Path, *, agent: int = 0) -> None:
+    """See that the descriptor is the process's, and that it is one that may be moved.
+
+    Raise Violation where the descriptor is not the process's, and BadRequest when it has ended, or
+    is one that a job must never have: init, a kernel thread, the agent (its pid; 0 where nobody
+    told it), this binder, its supervisor and their other helpers.
+    """
     found = _pid(pidfd, proc)
     if found == -1:
         raise _ended(pid)
-    if found != pid or pid in (1, os.getpid()):
+    # 0 is a process of a pid namespace that we cannot see; written to cgroup.procs, it is us.
+    if found != pid or pid < 1:
         raise Violation(f"a Join of process {pid} with the descriptor of process {found}")
+    if what := _kept_back(pid, proc, agent):
+        raise BadRequest(
+            f"process {pid} is {what}, which no job may have: name a process of the job", pid=pid
+        )
+
+
+def _kept_back(pid: int, proc: Path, agent: int) -> str:
+    """Say what a process is that is never moved; "" when it is any other."""
+    supervisor = os.getppid()
+    named = {1: "init", agent: "the agent", supervisor: "the helpers' supervisor"}
+    if (what := named.get(pid)) is not None:
+        return what
+    if pid == os.getpid():
+        return "the binder itself"
+    try:
+        text = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        # It is ending, which `enter` sees; or /proc is mounted with hidepid=, and then a job's
+        # process must not be refused because it cannot be looked at.
+        return ""
+    # State, parent, ..., flags are the third, fourth and ninth field (proc_pid_stat(5)); the second
+    # may hold spaces and brackets, so the count starts after its last one.
+    fields = text.rpartition(")")[2].split()
+    if int(fields[9 - 3]) & _PF_KTHREAD:
+        return "a thread of the kernel"
+    return "a helper of the agent" if int(fields[4 - 3]) == supervisor else ""
 
 
 def _pid(pidfd: int, proc: Path) -> int:
