@@ -11,8 +11,8 @@ the answer of QUERY up to byte 64 whatever length they were told.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import struct
@@ -37,11 +37,10 @@ _PROG_QUERY, _PROG_BIND_MAP = 16, 35
 
 _PROG_TYPE_CGROUP_DEVICE = 15
 _CGROUP_DEVICE = 6  # enum bpf_attach_type
-_QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
 
 _ATTR_SIZE = 128
 _LOG_SIZE = 1 << 20
-_ATTACHED_LIMIT = 64  # BPF_CGROUP_MAX_PROGS, of one cgroup; an effective list may be longer
+_ATTACHED_LIMIT = 64  # BPF_CGROUP_MAX_PROGS: the kernel takes no more on one cgroup
 _LOAD_TRIES = 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -179,11 +178,11 @@ def prog_load(code: bytes, name: str) -> int:
         # The log costs time, so only a refused program is loaded again with it.
         log = (ctypes.c_char * _LOG_SIZE)()
         struct.pack_into("=IIQ", attr, 24, 1, _LOG_SIZE, ctypes.addressof(log))
-        try:
+        with contextlib.suppress(OSError):  # the first error stays the one that is told
             return _load(attr, name)
-        except OSError:
-            words = " | ".join(log.value.decode("utf-8", "replace").split("\n")[-4:]).strip(" |")
-            raise OSError(error.errno, f"{error.strerror}: {words}" if words else error.strerror)  # noqa: B904  # the second try only fetched the log
+        words = " | ".join(log.value.decode("utf-8", "replace").split("\n")[-4:]).strip(" |")
+        why = f"{error.strerror}: {words}" if words else error.strerror
+        raise OSError(error.errno, why) from error
 
 
 def _load(attr: ctypes.Array[ctypes.c_char], name: str) -> int:
@@ -261,30 +260,14 @@ def detach(cgroup_fd: int, prog_fd: int) -> None:
     _call(_PROG_DETACH, attr, "detach a program")
 
 
-def query(cgroup_fd: int, *, effective: bool = False) -> Attached:
-    """List the device programs attached to a cgroup, or all that rule it, nearest first."""
-    room = _ATTACHED_LIMIT
-    while True:
-        ids = (ctypes.c_uint32 * room)()
-        attr = _Attr()
-        struct.pack_into(
-            "=4IQI",
-            attr,
-            0,
-            cgroup_fd,
-            _CGROUP_DEVICE,
-            _QUERY_EFFECTIVE if effective else 0,
-            0,
-            ctypes.addressof(ids),
-            room,
-        )
-        try:
-            _call(_PROG_QUERY, attr, "list the programs of a cgroup")
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            (room,) = struct.unpack_from("=I", attr, 24)  # the kernel says how many there are
-            continue
-        (flags,) = struct.unpack_from("=I", attr, 12)
-        (count,) = struct.unpack_from("=I", attr, 24)
-        return Attached(tuple(ids[:count]), flags)
+def query(cgroup_fd: int) -> Attached:
+    """List the device programs attached to a cgroup."""
+    ids = (ctypes.c_uint32 * _ATTACHED_LIMIT)()
+    attr = _Attr()
+    struct.pack_into(
+        "=4IQI", attr, 0, cgroup_fd, _CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), len(ids)
+    )
+    _call(_PROG_QUERY, attr, "list the programs of a cgroup")
+    (flags,) = struct.unpack_from("=I", attr, 12)
+    (count,) = struct.unpack_from("=I", attr, 24)
+    return Attached(tuple(ids[:count]), flags)

@@ -24,8 +24,6 @@ class Capability(IntEnum):
     SYS_PTRACE = 19
     SYS_ADMIN = 21
     MKNOD = 27
-    PERFMON = 38
-    BPF = 39
 
 
 _VERSION_3 = 0x20080522
@@ -80,8 +78,8 @@ def seal() -> None:
 def keep(wanted: AbstractSet[Capability]) -> None:
     """Give up every capability of this thread but these, as far as it has them.
 
-    One that is missing (CAP_BPF before Linux 5.8, a container that was started without) is not
-    an error here: what needs it fails, and says what failed.
+    One that is missing (a container that was started without) is no error here: what needs it
+    fails, and says what failed.
     """
     bits = sum(1 << number for number in wanted & permitted())
     low, high = bits & 0xFFFFFFFF, bits >> 32

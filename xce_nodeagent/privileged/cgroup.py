@@ -210,8 +210,8 @@ class Cgroup:
     def _remove_children(self, depth: int) -> None:
         for child in self.children():
             if not child._rmdir() and depth < DEPTH_LIMIT:  # noqa: SLF001  # the same class
-                child._remove_children(depth + 1)  # noqa: SLF001
-                child._rmdir()  # noqa: SLF001
+                child._remove_children(depth + 1)  # noqa: SLF001  # the same class
+                child._rmdir()  # noqa: SLF001  # the same class
 
     def _rmdir(self) -> bool:
         try:

@@ -14,7 +14,7 @@ from xce_nodeagent.privileged.ops import Verified
 class Fence(Protocol):
     """A way to refuse devices to the processes of a cgroup and of all cgroups below it."""
 
-    def manage(self, devices: frozenset[Device], bound: Iterable[Cgroup]) -> None:
+    def manage(self, devices: frozenset[Device], bound: Iterable[Cgroup], /) -> None:
         """Make these the managed devices, also for the cgroups that are bound already."""
         ...
 

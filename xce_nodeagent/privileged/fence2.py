@@ -25,7 +25,6 @@ from xce_nodeagent.privileged.ops import Verified
 _OK = Verified("ok")
 _YES = struct.pack("=I", 1)  # the value of a managed device: there are no others
 
-
 VALUES_LIMIT = 512
 """Encoded sets of grants that are kept: encoding 26 rules takes as long as making the cgroup."""
 
@@ -130,7 +129,7 @@ class SharedFence:
             bpf.decode_device(key) for key in bpfcall.map_keys(self._managed, bpf.KEY_SIZE)
         )
 
-    def manage(self, devices: frozenset[Device], bound: Iterable[Cgroup]) -> None:  # noqa: ARG002
+    def manage(self, devices: frozenset[Device], _bound: Iterable[Cgroup]) -> None:
         """Write the shared map: that rules every job at once. Additions come first."""
         before = self.managed()
         if len(before | devices) > bpf.MANAGED_LIMIT:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from xce_nodeagent.privileged import syscall
@@ -124,28 +123,6 @@ def assemble(refused: frozenset[str], arch: str, *, forks: bool = False) -> tupl
         Instruction(line.code, distance(place, line.then), distance(place, line.other), line.k)
         for place, line in enumerate(lines)
     )
-
-
-def listing(program: Sequence[Instruction], arch: str) -> str:
-    """Write a filter as a person reads it: one instruction a line, calls by their names."""
-    names = {syscall.number(name, arch): name for name in syscall.NUMBERS}
-    results = {value: name for name, value in _RESULTS.items()}
-    fields = {_NR: "nr", _ARCH: "arch", _ARG0: "arg0", _ARG1: "arg1"}
-    tests = {_JEQ: "==", _JGE: ">=", _JSET: "&"}
-    text = []
-    loaded = ""
-    for place, (code, jt, jf, k) in enumerate(program):
-        if code == _LOAD:
-            loaded = fields[k]
-            what = f"load {loaded}"
-        elif code == _RETURN:
-            what = f"return {results[k]}"
-        else:
-            operand = names.get(k, f"{k:#x}") if loaded == "nr" and code == _JEQ else f"{k:#x}"
-            what = f"if {loaded} {tests[code]} {operand} goto {place + 1 + jt}"
-            what += f" else {place + 1 + jf}" if jf else ""
-        text.append(f"{place:3} {what}\n")
-    return "".join(text)
 
 
 _SET_MODE_FILTER = 1
