@@ -15,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from xce_nodeagent.model.major import LOCAL_MAJORS
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Access, Device, Rule
 from xce_nodeagent.privileged import majors
@@ -33,7 +34,6 @@ from xce_nodeagent.privileged.ops import (
     Verify,
     pack,
 )
-from xce_nodeagent.privileged.simnode import LOCAL_MAJORS
 
 # A process that joins a cgroup and then does what it is told, so that opening costs no fork.
 PRISONER = """
@@ -138,7 +138,7 @@ def prisoner(scratch: Path) -> Iterator[Prisoner]:
 def local_majors() -> tuple[int, int]:
     """Two majors for local use that no driver of this host has."""
     taken = majors.character_drivers(Path("/proc"))
-    first, second, *_ = sorted(LOCAL_MAJORS - set(taken))
+    first, second, *_ = (major for major in LOCAL_MAJORS if major not in taken)
     return first, second
 
 

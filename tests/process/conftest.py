@@ -7,9 +7,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
+from xce_nodeagent.binding.helper import Helper
+from xce_nodeagent.binding.supply import Supply, inherited
+from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.privileged import ops
 
 STAGE = Path(__file__).parent / "stage.py"
 PLAIN = 65534
@@ -86,6 +92,36 @@ class Stage:
         finally:
             self.process.kill()
             self.process.wait()
+
+
+@asynccontextmanager
+async def _helpers(stage, **options):
+    """The agent's three helpers, started."""
+    supply = Supply(inherited(stage.end))
+    stage.end = None
+    options = {"unavailable": Enforcement, "linger": 2, **options}
+    made = [
+        Helper(
+            "binder", supply, ops.BinderAnswer,
+            greeting=lambda: (ops.Take(), ops.Manage(())), **options,
+        ),
+        Helper("prober", supply, ops.ProberAnswer, generations=1, deadline=5),
+        Helper("witness", supply, ops.WitnessAnswer),
+    ]  # fmt: skip
+    try:
+        for helper in made:
+            await helper.start()
+        yield made
+    finally:
+        for helper in made:
+            helper.close()
+        supply.close()
+
+
+@pytest.fixture
+def helpers():
+    """Start the agent's three helpers: an asynchronous context."""
+    return _helpers
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 
 from xce_nodeagent.errors import Conflict
 from xce_nodeagent.privileged import lock, ops, seccomp
@@ -103,8 +102,10 @@ def probe(skip, started):
             libc.pause()
     if "raise" in skip:
         raise Conflict("the library is in use")
-    if "slow" in skip:
-        time.sleep(0.2)
+    for name in skip:
+        if name.startswith("/"):  # until somebody has written to this FIFO
+            with open(name, "rb") as gate:
+                gate.read()
     return "found", "", {"uid": os.getuid(), "groups": os.getgroups()}
 
 

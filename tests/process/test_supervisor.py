@@ -287,7 +287,7 @@ def test_the_agent_finds_its_helpers_again_when_the_supervisor_was_restarted(sta
             one.process.kill()
             one.process.wait()
             waiting = asyncio.create_task(binder.call(ops.Manage(())))
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(one.until, lambda: not binder.pid, "the loss is noticed")
             two = await asyncio.to_thread(
                 stage, "--socket", str(one.folder / "helpers.sock"), lock=one.lock
             )

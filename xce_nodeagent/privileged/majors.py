@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from xce_nodeagent.model import major
 from xce_nodeagent.model.rule import MAJOR_LIMIT, MINOR_LIMIT, Device
 from xce_nodeagent.privileged.channel import Violation
 
@@ -50,14 +51,8 @@ manager of RDMA is the only one that jobs are given."""
 
 
 def character_drivers(proc: Path) -> dict[int, frozenset[str]]:
-    """Read the character half of /proc/devices: which names have registered each major."""
-    found: dict[int, set[str]] = {}
-    half, _, _ = (proc / "devices").read_text("utf-8").partition("Block devices:")
-    for line in half.splitlines():
-        number, _, name = line.strip().partition(" ")
-        if number.isdecimal():
-            found.setdefault(int(number), set()).add(name.strip())
-    return {major: frozenset(names) for major, names in found.items()}
+    """Read which drivers of this host have registered each character major."""
+    return major.character_drivers((proc / "devices").read_text("utf-8"))
 
 
 def misc_minors(proc: Path) -> dict[int, str]:

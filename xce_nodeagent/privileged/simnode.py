@@ -15,11 +15,11 @@ from pathlib import Path
 
 from xce_nodeagent.errors import BadConfig, Enforcement
 from xce_nodeagent.model.instance import DeviceNode
+from xce_nodeagent.model.major import LOCAL_MAJORS
 from xce_nodeagent.model.rule import MINOR_LIMIT, Device
 from xce_nodeagent.privileged import majors
 
-LOCAL_MAJORS = frozenset({*range(60, 64), *range(120, 128)})
-"""Majors for local and experimental use (kernel: Documentation/admin-guide/devices.txt)."""
+__all__ = ["LOCAL_MAJORS", "make", "remove"]
 
 MARKER = ".made-by-xce-nodeagent"
 NODE_MODE = 0o666
