@@ -1,7 +1,6 @@
 """Probers that hang, hold everything up, or cannot live, and the agent that needs one."""
 
 import asyncio
-import errno
 import os
 import re
 import time
@@ -21,8 +20,7 @@ def opened(gate):
     """Open a FIFO for writing; None while nobody reads it."""
     try:
         return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        assert error.errno == errno.ENXIO
+    except OSError:  # ENXIO
         return None
 
 
