@@ -144,6 +144,9 @@ class Cards:
 
     served = in_use
 
+    def taken(self, instance: Instance, strangers: frozenset[int]) -> Instance:
+        return instance
+
 
 class FirstFree:
     """A selector that takes the first that is free."""

@@ -122,7 +122,6 @@ class History(RuleBasedStateMachine):
         self.node.books.bound.clear()
         self.node.open()
         asyncio.run(recover(self.node.ledger, self.node.executor, self.node.life))
-        self.over |= set(self.promised)
         self.promised.clear()
 
     @invariant()

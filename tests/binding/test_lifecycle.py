@@ -10,6 +10,7 @@ from xce_nodeagent import errors
 from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.model import wire
+from xce_nodeagent.privileged.ops import Verify
 
 
 def run(work):
@@ -49,11 +50,11 @@ def test_a_job_without_cards_is_fenced_too_and_is_told_that_it_has_none(node):
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-def test_the_same_prepare_again_gets_the_same_answer_and_writes_nothing(node):
+def test_the_same_prepare_again_gets_the_same_answer_and_changes_nothing(node):
     first = prepare(node, instances=("GPU-1",), attempt="a", ports=(wire.PortAsk(count=2),))
     asked = len(node.books.asked)
     assert prepare(node, instances=("GPU-1",), attempt="a", ports=(wire.PortAsk(count=2),)) == first
-    assert len(node.books.asked) == asked
+    assert all(isinstance(one, Verify) for one in node.books.asked[asked:])
 
 
 def test_the_same_prepare_gets_the_same_answer_after_a_crash(node):
@@ -239,16 +240,107 @@ def test_a_reboot_closes_all_bindings_and_touches_nothing_else(node):
 
 def test_a_vanished_cgroup_closes_its_binding(node):
     prepare(node, instances=("GPU-1",), attempt="a")
+    node.life.settle()
     node.ledger.flush()
     node.books.bound.clear()
+    assert restart(node) == {"cgroup-vanished": 1}
+    assert node.held() == {}
 
-    async def settle():
-        await asyncio.sleep(0)
 
-    run(settle())
-    counts = restart(node)
-    # The outcome may have been lost with the process: then the binding is made whole instead.
-    assert counts in ({"cgroup-vanished": 1}, {"finished": 1})
+def test_a_retry_after_the_cgroup_vanished_binds_anew(node):
+    first = prepare(node, instances=("GPU-1",), attempt="a")
+    node.books.bound.clear()
+    assert prepare(node, instances=("GPU-1",), attempt="a") == first
+    assert "/cg/home/job-1" in node.books.bound
+
+
+def test_a_retry_after_the_fence_was_taken_away_puts_it_back(node):
+    prepare(node, instances=("GPU-1",), attempt="a")
+    mark, grants = node.books.bound["/cg/home/job-1"]
+    node.books.bound["/cg/home/job-1"] = (mark, ())
+    prepare(node, instances=("GPU-1",), attempt="a")
+    assert node.books.bound["/cg/home/job-1"] == (mark, grants)
+
+
+def test_what_is_given_up_is_nobodys_until_the_kernel_has_taken_it_back(node):
+    prepare(node, instances=("GPU-1", "GPU-2"), attempt="a")
+    node.books.fail = ["enforcement"]
+    release(node, attempt="a", instances=("GPU-1",))
+    with pytest.raises(errors.Busy):
+        prepare(node, job="2", instances=("GPU-1",))
+    assert restart(node) == {"finished": 1}
+    assert [r.device.minor for r in node.books.bound["/cg/home/job-1"][1]] == [2]
+    prepare(node, job="2", instances=("GPU-1",))
+
+
+def test_what_a_failed_growth_had_added_is_nobodys_until_it_is_taken_back(node):
+    prepare(node, instances=("GPU-1",), attempt="a")
+    node.books.fail = ["enforcement", "enforcement"]
+    with pytest.raises(errors.Enforcement):
+        prepare(node, instances=("GPU-2",), attempt="a", add=True)
+    with pytest.raises(errors.Busy):
+        prepare(node, job="2", instances=("GPU-2",))
+    assert restart(node) == {"finished": 1}
+    prepare(node, job="2", instances=("GPU-2",))
+
+
+def test_giving_up_what_is_not_held_is_an_answer(node):
+    prepare(node, instances=("GPU-1",), attempt="a")
+    assert release(node, attempt="a", instances=("GPU-2",)).released
+    assert release(node, job="9", instances=("GPU-2",)).known is False
+
+
+def test_what_was_given_up_can_be_added_again(node):
+    prepare(node, instances=("GPU-1",), attempt="a")
+    prepare(node, instances=("GPU-2",), attempt="a", add=True)
+    release(node, attempt="a", instances=("GPU-2",))
+    again = prepare(node, instances=("GPU-2",), attempt="a", add=True)
+    assert again.instances == ("GPU-1", "GPU-2")
+
+
+def test_a_requeue_waits_for_what_its_former_attempt_left_over(node):
+    prepare(node, instances=("GPU-1",), attempt="a")
+    node.books.processes["/cg/home/job-1"] = (4242,)
+    release(node, attempt="a")
+    with pytest.raises(errors.Busy, match="left over"):
+        prepare(node, instances=("GPU-2",), attempt="b")
+
+
+def test_an_attempt_is_dead_for_the_configured_time(node):
+    prepare(node, instances=("GPU-1",), attempt="a")
+    release(node, attempt="a")
+    node.clock.now += node.life.site.attempt_memory_seconds + 1
+    prepare(node, instances=("GPU-1",), attempt="a")
+
+
+def test_the_order_of_the_ids_makes_no_difference(node):
+    first = prepare(node, instances=("GPU-2", "GPU-1"), attempt="a")
+    assert prepare(node, instances=("GPU-1", "GPU-2"), attempt="a") == first
+
+
+def test_a_generation_that_this_node_never_had_is_stale(node):
+    with pytest.raises(errors.Stale, match="not one of this node's"):
+        prepare(node, instances=("GPU-1",), generation="b:99")
+
+
+def test_one_that_cannot_be_released_does_not_keep_the_others(node):
+    for job in ("1", "2", "3"):
+        prepare(node, job=job, attempt="a")
+    node.books.fail = ["enforcement"]
+    answer = run(reconcile(node.life, wire.Reconcile(jobs=()), now=5.0))
+    assert [ref.job for ref in answer.released] == ["1", "2", "3"]
+    assert [ref.job for ref in answer.unclean] == ["1"]
+    assert set(node.books.bound) == {"/cg/home/job-1"}
+
+
+def test_an_equal_plan_is_not_taken_for_the_one_that_was_carried_out(node):
+    prepare(node, instances=("GPU-1",))
+    release(node)
+    node.books.fail = ["enforcement"]
+    with pytest.raises(errors.Enforcement):
+        prepare(node, instances=("GPU-1",))
+    node.life.settle()
+    assert node.held() == {}
 
 
 def test_a_fence_that_differs_is_put_back(node):

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from xce_nodeagent.model.binding import (
     Binding,
+    Cleaned,
     Committed,
     Drained,
     Event,
-    Failed,
     Key,
+    Released,
     Undrained,
     follow,
 )
@@ -57,18 +58,19 @@ class Book:
                 # A requeue under an attempt that was never told apart: the tombstone is no more.
                 self.over.pop((event.job, event.attempt), None)
         if after is not None:
-            self._store(after, ended_well=not isinstance(event, Failed))
+            self._store(after, released=isinstance(event, (Released, Cleaned)))
         return after
 
-    def _store(self, after: Binding, *, ended_well: bool) -> None:
+    def _store(self, after: Binding, *, released: bool) -> None:
         key = after.key
         if before := self.live.pop(key, None):
             self._unindex(before)
         if after.state != "ended":
             self.live[key] = after
             self._index(after)
-        elif ended_well and after.attempt:
-            # A failed prepare leaves no tombstone: the caller may try that attempt again.
+        elif released and after.attempt:
+            # Only a release ends an attempt for good. A prepare that failed, and a binding that
+            # was lost, may be asked for again.
             self.over[key] = after.changed
 
     def _index(self, binding: Binding) -> None:
@@ -77,7 +79,7 @@ class Book:
         for instance in binding.instances:
             self._held.setdefault(instance, set()).add(key)
         if binding.state != "quarantined":
-            for instance in binding.excluded:
+            for instance in (*binding.excluded, *binding.leaving):
                 self._excluded.setdefault(instance, set()).add(key)
         for hold in binding.plan.ports:
             self._ports[hold.port] = key
@@ -90,7 +92,7 @@ class Book:
         key = binding.key
         _discard(self._by_job, (binding.job,), key)
         _discard(self._held, binding.instances, key)
-        _discard(self._excluded, binding.excluded, key)
+        _discard(self._excluded, (*binding.excluded, *binding.leaving), key)
         for hold in binding.plan.ports:
             if self._ports.get(hold.port) == key:
                 del self._ports[hold.port]

@@ -30,6 +30,7 @@ class Site(Struct, frozen=True, kw_only=True):
     home: CgroupRef | None = None
     roots: tuple[str, ...] = ()
     visible: Literal["uuid", "index"] = "uuid"
+    attempt_memory_seconds: int = 86_400
 
 
 class Composer:

@@ -46,7 +46,7 @@ def demand(ask: wire.Prepare) -> Demand:
         attempt=attempt,
         ask=Ask(
             uid=ask.uid,
-            instances=tuple(instances),
+            instances=tuple(sorted(instances)),
             request=request,
             ports=_ports(ask.ports or ()),
             cgroup=_cgroup(ask.cgroup) if ask.cgroup is not None else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from xce_nodeagent.binding.executor import Executor
-from xce_nodeagent.errors import BadCgroup, NotPermitted
+from xce_nodeagent.errors import BadCgroup, BadRequest, NotPermitted
 from xce_nodeagent.model.binding import Binding
 
 
@@ -14,30 +14,38 @@ async def join(
 ) -> None:
     """Move a process, with all its threads, into a binding's cgroup.
 
-    Who may prepare may move any process; the job's user may move processes of its own. The kernel
-    waits for RCU in such a move (8 ms and more, measured), so a worker on cgroup v2 had better
-    start the job inside, with clone3 and CLONE_INTO_CGROUP.
+    Root may move any process. Who else may prepare, and the job's user, may move processes of the
+    job's user and no others: whoever owns a cgroup can kill and starve what is in it.
+
+    The kernel waits for RCU in such a move (8 ms and more, measured), so a worker on cgroup v2
+    had better start the job inside, with clone3 and CLONE_INTO_CGROUP.
     """
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         raise BadCgroup(f"process {pid}: {error.strerror}", pid=pid) from None
     try:
-        if not (may_prepare or _is_own(pid, peer_uid, binding.uid)):
+        if not _may(pid, binding.uid, peer_uid=peer_uid, may_prepare=may_prepare):
             raise NotPermitted(
-                f"uid {peer_uid} may not put process {pid} into job {binding.job!r}: only the"
-                " job's user, with processes of its own, and who may prepare"
+                f"uid {peer_uid} may not put process {pid} into job {binding.job!r}: only root may,"
+                " and for processes of the job's user that user and who may prepare"
             )
+        if pid in (1, os.getpid()):
+            raise BadRequest(f"process {pid} is no job's: name a process of the job", pid=pid)
         await executor.join(binding, pid, pidfd)
     finally:
         os.close(pidfd)
 
 
-def _is_own(pid: int, peer_uid: int, job_uid: int | None) -> bool:
+def _may(pid: int, job_uid: int | None, *, peer_uid: int, may_prepare: bool) -> bool:
+    if peer_uid == 0:
+        return True
     # The owner of /proc/PID is the process's effective user (proc(5)). The pidfd was opened
     # before: if that process has ended meanwhile and its number is another's, the binder sees it.
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return False
-    return job_uid is not None and peer_uid == job_uid == owner
+    if job_uid is None:
+        return may_prepare and owner == peer_uid
+    return owner == job_uid and (may_prepare or peer_uid == job_uid)

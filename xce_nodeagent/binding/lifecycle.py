@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
-from xce_nodeagent.binding import answer, planner
+from xce_nodeagent.binding import answer, leftover, place, planner
 from xce_nodeagent.binding.book import Book
+from xce_nodeagent.binding.cleaning import Cleaning
 from xce_nodeagent.binding.composer import Composer, Site
 from xce_nodeagent.binding.demand import Demand, demand
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
-from xce_nodeagent.errors import AgentError, BadCgroup, Enforcement, UnknownInstance
-from xce_nodeagent.host import cgroup as host_cgroup
-from xce_nodeagent.host import process
+from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import (
     Binding,
@@ -34,20 +33,17 @@ from xce_nodeagent.model.binding import (
     Committed,
     Failed,
     Key,
+    Lost,
     Released,
     ReleaseIntended,
 )
 from xce_nodeagent.model.inventory import Inventory
-from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.provider import Provider
 
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.5
 """How long an outcome may wait for a commit that takes it along, before it is written alone."""
-
-CLEAN_SECONDS = 2.0
-"""How often it is looked whether what a job left over is gone. Nothing is looked at otherwise."""
 
 
 class Lifecycle:
@@ -84,26 +80,32 @@ class Lifecycle:
         self._clock = clock
         self._turns = Turns()
         self._carried_out: list[Binding] = []
+        self._owed: set[Key] = set()
         self._flush: asyncio.TimerHandle | None = None
-        self._cleaning: asyncio.Task[None] | None = None
+        self._cleaning = Cleaning(self._unclean, self._clean)
 
     # ---- prepare ----------------------------------------------------------------------------
 
     async def prepare(self, ask: wire.Prepare) -> wire.Prepared:
         """Bind what is asked for; the same ask again gets the same answer."""
         want = demand(ask)
-        cgroup = self._cgroup(want, ask.pid)
-        if cgroup is not None and not want.ask.cgroup:
-            want = _in_cgroup(want, cgroup)
         key = (want.job, want.attempt)
         async with self._turns.of(key):
             self.last_seen[key] = self._clock()
-            found = planner.existing(self.book, want)
+            held = self.book.live.get(key)
+            if held is not None and ask.pid is not None:
+                # The same ask again, though the process may have gone since.
+                want = _in_cgroup(want, held.asks[0].cgroup)
+            found = self._existing(want)
             if found is not None:
-                self.settle()
-                if self.book.live[key].state == "committed":  # a replay could not carry it out
-                    await self._finish(found)
-                return answer.prepared(self.book.live[key])
+                if await self._still_whole(found):
+                    return answer.prepared(self.book.live[key])
+                self._existing(want)
+            cgroup = place.named(
+                want, ask.pid, self.site, self._mounted, held=key in self.book.live
+            )
+            if cgroup is not None:
+                want = _in_cgroup(want, cgroup.path)
             inventory = self._inventory()
             divisible = planner.wants_ports(inventory, want)
             event = planner.plan(
@@ -122,24 +124,27 @@ class Lifecycle:
             await self._carry_out(binding, before)
             return answer.prepared(binding)
 
-    def _cgroup(self, want: Demand, pid: int | None) -> CgroupRef | None:
-        if (pid is None and not want.ask.cgroup) or self.site.policy == "off":
-            return None
-        if pid is not None:
-            cgroup = host_cgroup.of_process(pid, self._mounted)
-            planner.below_roots(self.site, cgroup.path)
-        else:
-            # Whether it may be named comes before whether it exists: other paths stay unknown.
-            planner.below_roots(self.site, want.ask.cgroup)
-            cgroup = host_cgroup.at(want.ask.cgroup)
-        held = self.book.live.get((want.job, want.attempt))
-        if held is None and not want.adopt and host_cgroup.populated(cgroup):
-            raise BadCgroup(
-                f"cgroup {cgroup.path} has processes in it, which may have opened devices"
-                " already: bind it before its first process, or say --adopt",
-                cgroup=cgroup.path,
-            )
-        return cgroup
+    def _existing(self, want: Demand) -> Binding | None:
+        memory = self.site.attempt_memory_seconds
+        return planner.existing(self.book, want, self._clock() - memory)
+
+    async def _still_whole(self, found: Binding) -> bool:
+        """See that what was answered before is true still, and make it so; False if it is lost.
+
+        The owner of a cgroup may have removed it, and made one of the same name: without a fence.
+        """
+        self.settle()
+        if self.book.live[found.key].state == "bound":
+            verified = await self._executor.verify(found)
+            if verified.state == "gone":
+                job, attempt = found.key
+                self.ledger.note(Lost(job=job, attempt=attempt, reason="cgroup-vanished"))
+                return False
+            if verified.state == "ok":
+                return True
+            log.warning("job %s: the fence is put back: %s", found.job, verified.fault)
+        await self._finish(found)
+        return True
 
     def _committed(self, event: Committed | Changed) -> Binding:
         binding = self.ledger.commit(event)
@@ -161,9 +166,9 @@ class Lifecycle:
         either (the binder is away) is left as a release that is still to be done.
         """
         if before is not None:
-            restored = self._committed(_restoring(before))
-            with contextlib.suppress(AgentError):
-                await self._finish(restored)
+            instances = self._inventory().by_id()
+            restored = self._committed(planner.restoring(binding, before, instances))
+            await self._finish_or_owe(restored)
             return
         job, attempt = binding.key
         try:
@@ -180,6 +185,21 @@ class Lifecycle:
         await self._executor.carry_out(binding)
         self._note_later(binding)
 
+    async def _finish_or_owe(self, binding: Binding) -> None:
+        """Carry out what takes something away; what cannot be now is tried again until it is.
+
+        Until then nobody else gets what is leaving: the kernel may still let this job have it.
+        """
+        try:
+            await self._executor.carry_out(binding)
+        except AgentError as error:
+            log.error("job %s keeps what it gave up, for now: %s", binding.job, error.message)
+            self._owed.add(binding.key)
+            self.clean_later()
+        else:
+            self.ledger.note(Bound(job=binding.job, attempt=binding.attempt))
+            self._flush_later()
+
     def _note_later(self, binding: Binding) -> None:
         """Note that the plan is carried out: when there is time, or when somebody looks."""
         self._carried_out.append(binding)
@@ -189,8 +209,8 @@ class Lifecycle:
         """Note every plan that is carried out, so that the book says so."""
         done, self._carried_out = self._carried_out, []
         for binding in done:
-            now = self.book.live.get(binding.key)
-            if now is not None and now.state == "committed" and now.plan == binding.plan:
+            # The very one: another with an equal plan may not be carried out yet.
+            if self.book.live.get(binding.key) is binding and binding.state == "committed":
                 self.ledger.note(Bound(job=binding.job, attempt=binding.attempt))
 
     # ---- release ----------------------------------------------------------------------------
@@ -205,7 +225,7 @@ class Lifecycle:
         bindings = self.book.of_job(job, attempt)
         if ask.instances is not None:
             return await self._shrink(bindings, ask.instances)
-        outcomes = [await self.undo(binding.key) for binding in bindings]
+        outcomes = await self.undo_all(binding.key for binding in bindings)
         if len(outcomes) == 1:
             return outcomes[0]
         return wire.Released(
@@ -216,6 +236,19 @@ class Lifecycle:
             holders=tuple(left for outcome in outcomes for left in outcome.holders),
             quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
         )
+
+    async def undo_all(self, keys: Iterable[Key]) -> list[wire.Released]:
+        """Release each, whatever becomes of the others; raise the first error at the end."""
+        outcomes: list[wire.Released] = []
+        errors: list[AgentError] = []
+        for key in keys:
+            try:
+                outcomes.append(await self.undo(key))
+            except AgentError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return outcomes
 
     async def undo(self, key: Key) -> wire.Released:
         """Release one binding, whole. A second release waits for the first and finds it done."""
@@ -229,21 +262,18 @@ class Lifecycle:
             # Who listens is looked at while the binder works. Nobody did: then nobody can later,
             # for the job's processes are gone or told of. Somebody did: it may be gone by now.
             seen: list[int] = []
-            unbound = await self._executor.take_back(
-                binding, lambda: seen.extend(self._listening(binding))
-            )
-            left = tuple(
-                wire.LeftOver(pid, "in the job's cgroup", *process.name_and_owner(pid))
-                for pid in unbound.pids
-            )
-            listening = self._listening(binding) if seen else ()
-            if listening:
-                left += await self._parts.who(tuple(listening))
-            if unbound.pids:
-                quarantined = binding.instances
-            else:
-                ports = {hold.instance for hold in binding.plan.ports if hold.port in listening}
-                quarantined = tuple(i for i in binding.instances if i in ports)
+            try:
+                unbound = await self._executor.take_back(
+                    binding, lambda: seen.extend(self._listening(binding))
+                )
+            except AgentError:
+                self.clean_later()
+                raise
+            left = leftover.in_cgroup(unbound)
+            ports = self._listening(binding) if seen else []
+            if ports:
+                left += await self._parts.who(tuple(ports))
+            quarantined = leftover.quarantined(binding, unbound, ports)
             if recorded:
                 self._outcome(binding, left, quarantined)
             return wire.Released(
@@ -284,26 +314,10 @@ class Lifecycle:
                 self.last_seen.pop(binding.key, None)
         self._flush_later()
 
-    def _listening(self, binding: Binding) -> Collection[int]:
-        held = {hold.port for hold in binding.plan.ports}
-        if not held:
-            return ()
-        instances = self._inventory().by_id()
-        ids = {hold.instance for hold in binding.plan.ports}
-        used: set[int] = set()
-        for instance_id in ids & instances.keys():
-            used |= self._parts.served(instances[instance_id]) & held
-        return sorted(used)
+    def _listening(self, binding: Binding) -> list[int]:
+        return leftover.listening(binding, self._inventory(), self._parts)
 
     async def _shrink(self, bindings: list[Binding], instances: tuple[str, ...]) -> wire.Released:
-        held = {i for binding in bindings for i in binding.instances}
-        for wanted in instances:
-            if bindings and wanted not in held:
-                raise UnknownInstance(
-                    f"instance {wanted[:100]!r} is not held by job {bindings[0].job!r}:"
-                    f" it holds {', '.join(sorted(held)) or 'none'}",
-                    instance=wanted[:100],
-                )
         for binding in bindings:
             async with self._turns.of(binding.key):
                 now = self.book.live.get(binding.key)
@@ -316,9 +330,7 @@ class Lifecycle:
                     composer=self._composer,
                 )
                 if event is not None:
-                    after = self._committed(event)
-                    await self._executor.carry_out(after)
-                    self._note_later(after)
+                    await self._finish_or_owe(self._committed(event))
         return wire.Released(released=True, clean=True, known=bool(bindings))
 
     # ---- the other calls --------------------------------------------------------------------
@@ -350,46 +362,31 @@ class Lifecycle:
 
     def clean_later(self) -> None:
         """See to it that what is left over is looked at until it is gone."""
-        if self._cleaning is None or self._cleaning.done():
-            self._cleaning = asyncio.ensure_future(self._clean())
+        self._cleaning.later()
 
-    async def _clean(self) -> None:
-        """Look, while anything is quarantined or could not be undone, whether it is clean now."""
-        while unclean := [b.key for b in self.book if b.state in ("quarantined", "releasing")]:
-            await asyncio.sleep(CLEAN_SECONDS)
-            for key in unclean:
-                try:
-                    released = await self.undo(key)
-                except AgentError as error:
-                    log.error("job %s cannot be cleaned yet: %s", key[0], error.message)
-                    continue
-                if released.clean:
-                    log.info("job %s is clean now: its instances are free", key[0])
+    def _unclean(self) -> list[Key]:
+        waiting = [b.key for b in self.book if b.state in ("quarantined", "releasing")]
+        return [*waiting, *self._owed]
+
+    async def _clean(self, key: Key) -> bool:
+        if key not in self._owed:
+            return (await self.undo(key)).clean
+        async with self._turns.of(key):
+            self._owed.discard(key)
+            binding = self.book.live.get(key)
+            if binding is not None and binding.state == "committed":
+                await self._finish_or_owe(binding)
+        return key not in self._owed
 
     async def close(self) -> None:
         """Stop the timers and write what waits."""
         if self._flush is not None:
             self._flush.cancel()
-        if self._cleaning is not None:
-            self._cleaning.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._cleaning
+        await self._cleaning.close()
         self.settle()
         with contextlib.suppress(Enforcement):
             self.ledger.flush()
 
 
-def _restoring(before: Binding) -> Changed:
-    return Changed(
-        job=before.job,
-        attempt=before.attempt,
-        asks=before.asks,
-        instances=before.instances,
-        excluded=before.excluded,
-        plan=before.plan,
-        generation=before.generation,
-    )
-
-
-def _in_cgroup(want: Demand, cgroup: CgroupRef) -> Demand:
-    return structs.replace(want, ask=structs.replace(want.ask, cgroup=cgroup.path))
+def _in_cgroup(want: Demand, path: str) -> Demand:
+    return structs.replace(want, ask=structs.replace(want.ask, cgroup=path))

@@ -9,30 +9,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from xce_nodeagent.binding import place
 from xce_nodeagent.binding.book import Book
 from xce_nodeagent.binding.composer import Composer, Site
 from xce_nodeagent.binding.demand import Demand
 from xce_nodeagent.errors import (
-    BadCgroup,
     BadPort,
     BadRequest,
     Busy,
     Conflict,
-    Enforcement,
     Stale,
     UnknownInstance,
 )
 from xce_nodeagent.errors import Drained as DrainedError
 from xce_nodeagent.errors import Unhealthy as UnhealthyError
-from xce_nodeagent.model import name, wire
+from xce_nodeagent.model import wire
 from xce_nodeagent.model.binding import Binding, Changed, Committed
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
 from xce_nodeagent.model.plan import (
-    AdoptCgroup,
     CgroupRef,
     HoldPort,
-    MakeCgroup,
     Step,
 )
 from xce_nodeagent.provider import Divides, Provider
@@ -59,10 +56,11 @@ class Selector(Protocol):
         ...
 
 
-def existing(book: Book, want: Demand) -> Binding | None:
+def existing(book: Book, want: Demand, dead_since: float) -> Binding | None:
     """Give the binding that answers this demand already; raise Conflict where it differs.
 
-    None means: there is something to do. A late retry of an attempt that is over is Stale.
+    None means: there is something to do. A late retry of an attempt that was released after
+    `dead_since` is Stale.
     """
     binding = book.live.get((want.job, want.attempt))
     if binding is None:
@@ -72,7 +70,8 @@ def existing(book: Book, want: Demand) -> Binding | None:
                 " --add grows a binding; prepare without it first",
                 job=want.job,
             )
-        if (want.job, want.attempt) in book.over:
+        ended = book.over.get((want.job, want.attempt))
+        if ended is not None and ended > dead_since:
             raise Stale(
                 f"job {want.job!r} attempt {want.attempt!r} was released:"
                 " a requeued job comes with a new attempt",
@@ -82,8 +81,8 @@ def existing(book: Book, want: Demand) -> Binding | None:
         return None
     if binding.state in ("releasing", "quarantined"):
         raise Busy(
-            f"job {want.job!r} attempt {want.attempt!r} is being released ({binding.state});"
-            " try again with a new attempt",
+            f"job {want.job!r} attempt {want.attempt!r} is being released ({binding.state}):"
+            " wait until that is done, then use a new attempt",
             holders=[{"job": binding.job, "attempt": binding.attempt}],
         )
     if want.ask in (binding.asks if want.add else binding.asks[:1]):
@@ -128,6 +127,12 @@ def plan(
 
     `cgroup` is what the caller named, looked up; None lets the job have one of its own.
     """
+    if want.number is not None and want.number > inventory.number:
+        raise Stale(
+            f"generation {want.number} is not one of this node's, which is at {inventory.number}:"
+            " its state was lost; read the inventory again",
+            generation=inventory.generation,
+        )
     key = (want.job, want.attempt)
     before = book.live.get(key) if want.add else None
     instances = inventory.by_id()
@@ -161,7 +166,7 @@ def plan(
         step: Step | None = before.plan.cgroup
         enforcement = before.enforcement
     else:
-        step, enforcement = _place(book, want, site, cgroup)
+        step, enforcement = place.choose(book, want, site, cgroup)
     whole = composer.compose(want.job, order, ports, step, inventory)
     excluded = _excluded(instances, order)
     ids = tuple(instance.id for instance in order)
@@ -190,13 +195,15 @@ def shrink(
     gone = set(away) & set(binding.instances)
     if not gone:
         return None
+    # What made it grow may be asked for again; what it was made with is still its first ask.
+    asks = binding.asks[:1]
     instances = inventory.by_id()
     _present(instances, binding, gone)
     stay = [instances[i] for i in binding.instances if i not in gone]
     ports = tuple(hold for hold in binding.plan.ports if hold.instance not in gone)
     whole = composer.compose(binding.job, stay, ports, binding.plan.cgroup, inventory)
     return Changed(
-        job=binding.job, attempt=binding.attempt, asks=binding.asks,
+        job=binding.job, attempt=binding.attempt, asks=asks, leaving=_overlapped(instances, gone),
         instances=tuple(i for i in binding.instances if i not in gone),
         excluded=_excluded(instances, stay), plan=whole, generation=inventory.generation,
     )  # fmt: skip
@@ -284,61 +291,23 @@ def _fresh_names(asks: Iterable[wire.PortAsk], before: Iterable[HoldPort]) -> No
             raise BadPort(f"port name {ask.name!r} is held by this binding already", name=ask.name)
 
 
-def _place(
-    book: Book, want: Demand, site: Site, cgroup: CgroupRef | None
-) -> tuple[Step | None, str]:
-    if site.policy == "off":
-        return None, "off"
-    if cgroup is None:
-        if site.home is None:
-            if site.policy == "required":
-                raise Enforcement(
-                    "there is no cgroup hierarchy on this host in which a job can be fenced:"
-                    " `xce-nodeagent doctor` says why; `[agent] enforcement` is 'required'"
-                )
-            return None, site.policy
-        own = CgroupRef(site.home.backend, f"{site.home.path}/{name.cgroup_name(want.job)}")
-        _unbound(book, own)
-        step: Step = MakeCgroup(own)
-    else:
-        below_roots(site, cgroup.path)
-        _unbound(book, cgroup)
-        step, own = AdoptCgroup(cgroup, want.adopt), cgroup
-    return step, own.backend if site.policy == "required" else site.policy
+def restoring(failed: Binding, before: Binding, instances: Mapping[str, Instance]) -> Changed:
+    """Give the event that takes a growth back. What it had added is free once that is done."""
+    added = set(failed.instances) - set(before.instances)
+    return Changed(
+        job=before.job, attempt=before.attempt, asks=before.asks, instances=before.instances,
+        excluded=before.excluded, plan=before.plan, generation=before.generation,
+        leaving=_overlapped(instances, added),
+    )  # fmt: skip
 
 
-def _unbound(book: Book, cgroup: CgroupRef) -> None:
-    found = book.bound_cgroup(cgroup.path)
-    if found is None:
-        return
-    path, (job, attempt) = found
-    who = f"job {job!r} attempt {attempt!r}"
-    if path == cgroup.path:
-        raise Conflict(
-            f"cgroup {path} is bound to {who}: release that first",
-            cgroup=path,
-            job=job,
-            attempt=attempt,
-        )
-    raise BadCgroup(
-        f"cgroup {cgroup.path} is {'below' if cgroup.path.startswith(path) else 'above'} {path},"
-        f" which is bound to {who}: bindings do not nest; name another cgroup",
-        cgroup=cgroup.path,
-        bound=path,
-    )
-
-
-def below_roots(site: Site, path: str) -> None:
-    """Raise BadCgroup unless a cgroup lies below a root that the configuration allows."""
-    for root in site.roots:
-        if path.startswith(f"{root}/"):
-            return
-    allowed = ", ".join(site.roots) or "none is configured"
-    raise BadCgroup(
-        f"cgroup {path} is not below an allowed root ({allowed}):"
-        " set `[agent] cgroup_allowed_roots`",
-        cgroup=path,
-    )
+def _overlapped(instances: Mapping[str, Instance], ids: Iterable[str]) -> tuple[str, ...]:
+    """Give instances with all that shares their silicon; parts of a range are freed at once."""
+    found: set[str] = set()
+    for wanted in ids:
+        if wanted in instances and instances[wanted].type != "ports":
+            found |= overlapping(instances, wanted)
+    return tuple(sorted(found))
 
 
 def _excluded(instances: Mapping[str, Instance], chosen: Iterable[Instance]) -> tuple[str, ...]:

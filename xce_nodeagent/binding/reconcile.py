@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from xce_nodeagent.binding.lifecycle import Lifecycle
+from xce_nodeagent.errors import AgentError
 from xce_nodeagent.model import name, wire
+
+log = logging.getLogger(__name__)
 
 
 async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wire.Reconciled:
@@ -23,9 +28,14 @@ async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wi
             lifecycle.last_seen[job, attempt] = now
             kept.append(ref)
             continue
-        outcome = await lifecycle.undo((job, attempt))
         released.append(ref)
-        if not outcome.clean:
+        try:
+            clean = (await lifecycle.undo((job, attempt))).clean
+        except AgentError as error:
+            # Its intent is recorded, so it is tried again until it is done. The others go on.
+            log.error("job %s cannot be released yet: %s", job, error.message)
+            clean = False
+        if not clean:
             unclean.append(ref)
     have = set(present) | {(job, None) for job, _ in present}
     unknown = [ref for ref in ask.jobs if (ref.job, ref.attempt) not in have]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -21,10 +22,11 @@ from xce_nodeagent.model.binding import Binding, Drained, Undrained
 from xce_nodeagent.model.inventory import Inventory, with_holders
 
 REASON_LIMIT = 1024
+DOCTOR_SECONDS = 5.0
 
 
 class Agent:
-    """Answers every method of `io.xce.NodeAgent`. It keeps no state of its own."""
+    """Answers every method of `io.xce.NodeAgent`. It keeps what doctor saw last."""
 
     def __init__(
         self,
@@ -40,6 +42,9 @@ class Agent:
         self._survey = survey
         self._prepare_uids = prepare_uids
         self._examine = examine
+        self._examining = asyncio.Lock()
+        self._examined_at = -DOCTOR_SECONDS
+        self._checks: tuple[wire.Check, ...] = ()
 
     def may_prepare(self, uid: int) -> bool:
         """Say whether the configuration lets this user prepare and release."""
@@ -134,5 +139,12 @@ class Agent:
 
     async def doctor(self, peer: Peer) -> wire.Checks:
         """Look at everything that the agent depends on."""
-        self._lifecycle.settle()
-        return wire.Checks(checks=await self._examine())
+        # It asks the binder about every binding, and looks through /proc: whoever may not prepare
+        # gets what was seen in the last seconds, so that asking in a loop hinders nobody.
+        async with self._examining:
+            fresh = time.monotonic() - self._examined_at < DOCTOR_SECONDS
+            if self.may_prepare(peer.uid) or not fresh:
+                self._lifecycle.settle()
+                self._checks = await self._examine()
+                self._examined_at = time.monotonic()
+        return wire.Checks(checks=self._checks)

@@ -57,6 +57,8 @@ class Changed(Struct, frozen=True, kw_only=True, tag="changed"):
     excluded: tuple[str, ...]
     plan: Plan
     generation: str
+    leaving: tuple[str, ...] = ()
+    """What the binding gives up: nobody else gets it before the kernel has taken it back."""
 
 
 class Bound(Struct, frozen=True, kw_only=True, tag="bound"):
@@ -124,9 +126,11 @@ Event = BindingEvent | Drained | Undrained
 
 
 class Binding(Struct, frozen=True, kw_only=True):
-    """A binding as it is now. `excluded` holds what overlapped its instances when it was made.
+    """A binding as it is now.
 
-    `since` and `changed` are seconds since the epoch: the commit, and the last event.
+    `excluded` holds what overlapped its instances when it was made; `leaving` what it gave up,
+    until that is carried out. `since` and `changed` are seconds since the epoch: the commit, and
+    the last event.
     """
 
     job: str
@@ -142,6 +146,7 @@ class Binding(Struct, frozen=True, kw_only=True):
     since: float
     changed: float
     left: tuple[LeftOver, ...] = ()
+    leaving: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -199,8 +204,10 @@ def follow(binding: Binding | None, event: BindingEvent, now: float) -> Binding:
             return structs.replace(
                 binding, state=after, changed=now, instances=event.instances,
                 excluded=event.excluded, plan=event.plan, generation=event.generation,
-                asks=event.asks,
+                asks=event.asks, leaving=tuple(sorted({*binding.leaving, *event.leaving})),
             )  # fmt: skip
+        case Bound():
+            return structs.replace(binding, state=after, changed=now, leaving=())
         case Released(left=left, quarantined=quarantined) if left:
             return structs.replace(
                 binding, state="quarantined", changed=now, instances=quarantined, left=left,
