@@ -265,6 +265,21 @@ def test_a_second_agent_in_the_same_place_is_refused_and_the_first_goes_on(agent
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_second_agent_with_the_same_state_is_refused(agent):
+    """Each would give the same card away: neither sees what the other wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", "xce_nodeagent", "run", "--simulate", "dgx-h100"],
+        env=agent.env | {"XCE_NODEAGENT_RUNTIME_DIR": str(agent.folder / "run2")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 75
+    assert "XCE_NODEAGENT_STATE_DIR" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
 def test_a_configuration_with_faults_is_refused_with_all_of_them(agent):
     agent.stop()
     agent.config.write_text("[agent]\nuser = 7\n[ports]\nrange = 'x'\n", "utf-8")

@@ -1,20 +1,18 @@
-"""Whose the agent is: its account, its folders, and giving up every privilege."""
+"""What the agent finds on its host: its configuration and its folders, and its claim to them."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from xce_nodeagent.errors import BadConfig, NotReady
+from xce_nodeagent.model import place
 from xce_nodeagent.model.config import Config, parse
-
-DEFAULT_CONFIG = "/etc/xce-nodeagent/config.toml"
-DEFAULT_RUNTIME = "/run/xce-nodeagent"
-DEFAULT_STATE = "/var/lib/xce-nodeagent"
 
 
 class Places(Struct, frozen=True, kw_only=True):
@@ -30,13 +28,13 @@ class Places(Struct, frozen=True, kw_only=True):
 def places(environment: Mapping[str, str], config: str | None) -> Places:
     """Read the pinned variables; what they do not say is the default."""
     named = config or environment.get("XCE_NODEAGENT_CONFIG", "")
-    runtime = Path(environment.get("XCE_NODEAGENT_RUNTIME_DIR") or DEFAULT_RUNTIME)
+    runtime = Path(environment.get("XCE_NODEAGENT_RUNTIME_DIR") or place.RUNTIME)
     return Places(
-        config=named or DEFAULT_CONFIG,
+        config=named or place.CONFIG,
         named=bool(named),
         runtime=runtime,
-        state=Path(environment.get("XCE_NODEAGENT_STATE_DIR") or DEFAULT_STATE),
-        socket=Path(environment.get("XCE_NODEAGENT_SOCKET") or runtime / "agent.sock"),
+        state=Path(environment.get("XCE_NODEAGENT_STATE_DIR") or place.STATE),
+        socket=Path(environment.get("XCE_NODEAGENT_SOCKET") or runtime / place.SOCKET_NAME),
     )
 
 
@@ -67,25 +65,36 @@ def make_folders(where: Places, uid: int, gid: int) -> None:
         os.chmod(folder, mode)
 
 
-def claim(where: Places) -> int:
-    """Take the runtime folder for this agent; give the descriptor that holds it.
+@contextlib.contextmanager
+def claimed(where: Places) -> Iterator[None]:
+    """Have the runtime and the state folder for this agent alone.
 
-    Raises NotReady when another agent has it.
+    Two agents with one state would each give the same card away: neither sees what the other
+    wrote. Raises NotReady when another agent has one of them.
     """
-    path = where.runtime / "agent.lock"
+    with contextlib.ExitStack() as stack:
+        for folder, variable in (
+            (where.runtime, "XCE_NODEAGENT_RUNTIME_DIR"),
+            (where.state, "XCE_NODEAGENT_STATE_DIR"),
+        ):
+            stack.callback(os.close, _locked(folder, variable))
+        yield
+
+
+def _locked(folder: Path, variable: str) -> int:
+    path = folder / "agent.lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise BadConfig(
             f"{path}: {error.strerror}: the agent, as uid {os.geteuid()}, must get to this folder"
-            " and write in it; set XCE_NODEAGENT_RUNTIME_DIR to one where it can"
+            f" and write in it; set {variable} to one where it can"
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise NotReady(
-            f"another agent runs with {where.runtime}: stop it first, or set"
-            " XCE_NODEAGENT_RUNTIME_DIR"
+            f"another agent runs with {folder}: stop it first, or set {variable}"
         ) from None
     return descriptor

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from xce_nodeagent.daemon.account import Places, claim, load, make_folders, places
+from xce_nodeagent.daemon.account import Places, claimed, load, make_folders, places
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.model.config import Config
 
@@ -106,30 +106,29 @@ def _run(config: Config, where: Places, simulate: str) -> int:
     credential.assume(identity)
     seccomp.install(seccomp.AGENT)
     _settle_memory()
-    claimed = claim(where)
-    try:
-        listener = server.listen(str(where.socket))
-        own_uid = os.geteuid()
-        return loop.run(
-            lambda: loop.Daemon(
-                config=config,
-                where=where,
-                dial=dial,
-                listener=listener,
-                host=host,
-                providers=providers,
-                notify=notify.Notify(os.environ),
-                monitor=monitor,
-                own_uid=own_uid,
+    with claimed(where):
+        try:
+            listener = server.listen(str(where.socket))
+            own_uid = os.geteuid()
+            return loop.run(
+                lambda: loop.Daemon(
+                    config=config,
+                    where=where,
+                    dial=dial,
+                    listener=listener,
+                    host=host,
+                    providers=providers,
+                    notify=notify.Notify(os.environ),
+                    monitor=monitor,
+                    own_uid=own_uid,
+                )
             )
-        )
-    finally:
-        if supervisor is not None:
-            # It ends with its helpers, and they leave nothing behind that no job needs. Whoever
-            # stopped the agent may rely on that when the agent has ended.
-            supervisor[0].close()
-            os.waitpid(supervisor[1], 0)
-        os.close(claimed)
+        finally:
+            if supervisor is not None:
+                # It ends with its helpers, and they leave nothing behind that no job needs.
+                # Whoever stopped the agent may rely on that when the agent has ended.
+                supervisor[0].close()
+                os.waitpid(supervisor[1], 0)
 
 
 def _settle_memory() -> None:

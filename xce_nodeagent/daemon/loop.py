@@ -216,6 +216,7 @@ class Daemon:
                 home=home,
                 roots=self._config.agent.cgroup_allowed_roots,
                 visible=self._config.environment.visible_devices,
+                attempt_memory_seconds=self._config.agent.attempt_memory_seconds,
             ),
             providers=self._providers,
             selector=Placement(),
