@@ -419,3 +419,14 @@ def test_a_held_slice_leaves_its_sisters_free_and_its_card_not(node):
     prepare(node, instances=("MIG-0",))
     everything = node.inventory.instances
     assert node.ledger.book.unavailable(everything) == {"MIG-0", "GPU-0"}
+
+
+def test_verification_puts_back_what_differs_and_closes_what_vanished(node):
+    for job in ("1", "2", "3"):
+        prepare(node, job=job, instances=(f"GPU-{job}",), attempt="a")
+    whole = node.books.bound["/cg/home/job-1"]
+    node.books.bound["/cg/home/job-1"] = (whole[0], ())
+    del node.books.bound["/cg/home/job-2"]
+    run(node.life.verify())
+    assert node.books.bound["/cg/home/job-1"] == whole
+    assert node.held() == {"GPU-1": [("1", "a")], "GPU-3": [("3", "a")]}

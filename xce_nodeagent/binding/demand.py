@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from xce_nodeagent.errors import BadCgroup, BadPort, BadRequest
 from xce_nodeagent.model import name, wire
@@ -25,6 +25,10 @@ class Demand(Struct, frozen=True, kw_only=True):
     adopt: bool = False
     number: int | None = None
     """The N of the generation that the caller worked from."""
+
+    def in_cgroup(self, path: str) -> Demand:
+        """Give the demand with the cgroup that it comes to, where a process was named for it."""
+        return structs.replace(self, ask=structs.replace(self.ask, cgroup=path))
 
 
 def demand(ask: wire.Prepare) -> Demand:

@@ -12,8 +12,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec import structs
-
 from xce_nodeagent.binding import answer, leftover, place, planner
 from xce_nodeagent.binding.book import Book
 from xce_nodeagent.binding.cleaning import Cleaning
@@ -95,7 +93,7 @@ class Lifecycle:
             held = self.book.live.get(key)
             if held is not None and ask.pid is not None:
                 # The same ask again, though the process may have gone since.
-                want = _in_cgroup(want, held.asks[0].cgroup)
+                want = want.in_cgroup(held.asks[0].cgroup)
             found = self._existing(want)
             if found is not None:
                 if await self._still_whole(found):
@@ -105,7 +103,7 @@ class Lifecycle:
                 want, ask.pid, self.site, self._mounted, held=key in self.book.live
             )
             if cgroup is not None:
-                want = _in_cgroup(want, cgroup.path)
+                want = want.in_cgroup(cgroup.path)
             inventory = self._inventory()
             divisible = planner.wants_ports(inventory, want)
             event = planner.plan(
@@ -138,13 +136,29 @@ class Lifecycle:
             verified = await self._executor.verify(found)
             if verified.state == "gone":
                 job, attempt = found.key
+                log.warning("job %s has lost its cgroup: its binding is closed", job)
                 self.ledger.note(Lost(job=job, attempt=attempt, reason="cgroup-vanished"))
                 return False
             if verified.state == "ok":
                 return True
-            log.warning("job %s: the fence is put back: %s", found.job, verified.fault)
+            if verified.state == "differs":
+                log.warning("job %s: the fence is put back: %s", found.job, verified.fault)
         await self._finish(found)
         return True
+
+    async def verify(self) -> None:
+        """Look at every binding: put a fence back, close what has lost its cgroup."""
+        for key in [binding.key for binding in self.book]:
+            async with self._turns.of(key):
+                binding = self.book.live.get(key)
+                if binding is None or binding.state not in ("committed", "bound"):
+                    continue
+                try:
+                    await self._still_whole(binding)
+                except AgentError as error:
+                    log.error("job %s cannot be verified: %s", key[0], error.message)
+            # The binder is waited for in place, so the loop gets its turn in between.
+            await asyncio.sleep(0)
 
     def _committed(self, event: Committed | Changed) -> Binding:
         binding = self.ledger.commit(event)
@@ -386,7 +400,3 @@ class Lifecycle:
         self.settle()
         with contextlib.suppress(Enforcement):
             self.ledger.flush()
-
-
-def _in_cgroup(want: Demand, path: str) -> Demand:
-    return structs.replace(want, ask=structs.replace(want.ask, cgroup=path))

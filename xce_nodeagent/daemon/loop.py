@@ -68,6 +68,9 @@ SETTLE_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """How soon it is looked again when a provider said `not_yet`: an event may not come."""
 
+VERIFY_SECONDS = 300.0
+"""How often what the kernel has is compared with the ledger: there is no event for it."""
+
 MAINTAIN_SECONDS = 10.0
 """How long after a commit the log is folded in, if enough came together."""
 
@@ -99,6 +102,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._maintenance: asyncio.TimerHandle | None = None
         self._rescan: asyncio.TimerHandle | None = None
+        self._verification: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
         self._reporting = asyncio.Lock()
         self.ledger = Ledger(where.state / "ledger.db", host.boot_id(), time.time)
@@ -182,10 +186,10 @@ class Daemon:
 
     async def run(self) -> int:
         """Start, serve until a signal, stop; give the exit status."""
-        loop = asyncio.get_running_loop()
+        on_signal = asyncio.get_running_loop().add_signal_handler
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._look_again)
+            on_signal(number, self._stop.set)
+        on_signal(signal.SIGHUP, self._look_again)
         self._beat()
         try:
             lifecycle = await self._start()
@@ -256,6 +260,7 @@ class Daemon:
         server = Server(self.agent, self._listener, version=__version__, limits=Limits())
         server.start()
         self._watch()
+        self._verify_later()
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
         inventory = self._inventory()
@@ -265,7 +270,7 @@ class Daemon:
         return server
 
     async def _close(self) -> None:
-        for timer in (self._maintenance, self._rescan, self._heart):
+        for timer in (self._maintenance, self._rescan, self._heart, self._verification):
             if timer is not None:
                 timer.cancel()
         for task in list(self._tasks):
@@ -303,8 +308,7 @@ class Daemon:
 
     def _rescan_in(self, seconds: float) -> None:
         if self._rescan is None:
-            loop = asyncio.get_running_loop()
-            self._rescan = loop.call_later(seconds, self._scan_now)
+            self._rescan = asyncio.get_running_loop().call_later(seconds, self._scan_now)
 
     def _scan_now(self) -> None:
         self._rescan = None
@@ -364,6 +368,14 @@ class Daemon:
             await asyncio.to_thread(self.ledger.checkpoint)
         except Enforcement as error:
             log.error("%s", error.message)
+
+    def _verify_later(self) -> None:
+        later = asyncio.get_running_loop().call_later
+        self._verification = later(VERIFY_SECONDS, self._verify_now)
+
+    def _verify_now(self) -> None:
+        self._spawn(self._lifecycle.verify())
+        self._verify_later()
 
     # ---- doctor -----------------------------------------------------------------------------
 
