@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,30 @@ def test_processes_are_seen_in_it_and_below(opened, prisoner):
     prisoner.join(f"{opened.ref.path}/a/b")
     assert opened.populated()
     assert opened.pids() == (prisoner.pid,)
+
+
+FOREIGN = """
+import os, sys
+from xce_nodeagent.model.plan import CgroupRef
+from xce_nodeagent.privileged.cgroup import Cgroup
+backend, path = sys.argv[1:]
+fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+with Cgroup(CgroupRef(backend, path), fd, -1, path) as cgroup:
+    print(cgroup.populated(), cgroup.pids(), cgroup.remove())
+"""
+
+
+def test_process_of_another_pid_namespace_has_no_name_but_keeps_the_cgroup(opened, prisoner):
+    prisoner.join(opened.ref.path)
+    # The reader is the one in a namespace of its own: on v2 it sees the prisoner as 0.
+    unshare = ["unshare", "--pid", "--fork"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", FOREIGN, opened.ref.backend, opened.ref.path],
+        capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    # v1 does not even list it: there only the refused removal tells.
+    seen = opened.ref.backend == "cgroup2"
+    assert done.stdout == f"{seen} () False\n"
 
 
 def test_removal_takes_empty_sub_cgroups_along(opened):

@@ -124,7 +124,11 @@ class Cgroup:
             return file.read()
 
     def populated(self) -> bool:
-        """Say whether a process is in the cgroup or below it. Zombies do not count."""
+        """Say whether a process is in the cgroup or below it. Zombies do not count.
+
+        v1 shows nothing of a process in a pid namespace that we do not see (kernel/cgroup:
+        pidlist_array_load); there only a refused removal tells of it.
+        """
         if self.ref.backend == "cgroup2":
             return "populated 1" in self.read("cgroup.events")
         if self._procs():
