@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from xce_nodeagent.binding import answer, leftover, place, planner
 from xce_nodeagent.binding.book import Book
@@ -239,9 +239,14 @@ class Lifecycle:
         bindings = self.book.of_job(job, attempt)
         if ask.instances is not None:
             return await self._shrink(bindings, ask.instances)
-        outcomes = await self.undo_all(binding.key for binding in bindings)
-        if len(outcomes) == 1:
-            return outcomes[0]
+        if len(bindings) == 1:
+            return await self.undo(bindings[0].key)
+        tried = [self.undo(binding.key) for binding in bindings]
+        results = await asyncio.gather(*tried, return_exceptions=True)
+        for result in results:  # what cannot be released now keeps none of the others
+            if isinstance(result, BaseException):
+                raise result
+        outcomes = [result for result in results if isinstance(result, wire.Released)]
         return wire.Released(
             released=True,
             clean=all(outcome.clean for outcome in outcomes),
@@ -250,19 +255,6 @@ class Lifecycle:
             holders=tuple(left for outcome in outcomes for left in outcome.holders),
             quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
         )
-
-    async def undo_all(self, keys: Iterable[Key]) -> list[wire.Released]:
-        """Release each, whatever becomes of the others; raise the first error at the end."""
-        outcomes: list[wire.Released] = []
-        errors: list[AgentError] = []
-        for key in keys:
-            try:
-                outcomes.append(await self.undo(key))
-            except AgentError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return outcomes
 
     async def undo(self, key: Key) -> wire.Released:
         """Release one binding, whole. A second release waits for the first and finds it done."""
