@@ -19,6 +19,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from xce_nodeagent.privileged import syscall
+
 HASH = 1  # BPF_MAP_TYPE_HASH
 CGROUP_STORAGE = 19  # BPF_MAP_TYPE_CGROUP_STORAGE
 NO_PREALLOC = 1  # BPF_F_NO_PREALLOC
@@ -26,9 +28,6 @@ EXIST = 2  # BPF_EXIST
 
 MULTI = 2  # BPF_F_ALLOW_MULTI
 REPLACE = 4  # BPF_F_REPLACE
-
-NUMBERS = {"x86_64": 321, "aarch64": 280}
-"""__NR_bpf (asm/unistd_64.h, asm-generic/unistd.h)."""
 
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT, _PROG_LOAD = range(6)
 _PROG_ATTACH, _PROG_DETACH = 8, 9
@@ -46,7 +45,7 @@ _LOAD_TRIES = 8
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-_number = NUMBERS.get(os.uname().machine, -1)  # elsewhere the kernel answers ENOSYS
+_number = syscall.number("bpf", syscall.machine())
 
 _Attr = ctypes.c_char * _ATTR_SIZE
 
