@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -87,6 +89,11 @@ def _plain() -> str:
     return "" if os.geteuid() else "needs a plain user"
 
 
+def _recorded() -> str:
+    folder = Path(__file__).parents[2] / "shared" / "machines"
+    return "" if folder.is_dir() else "needs the machines that others recorded, beside this clone"
+
+
 NEEDS: dict[str, Callable[[], str]] = {
     "root": _root,
     "plain": _plain,
@@ -97,6 +104,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "cc": _cc,
     "nspawn": _nspawn,
     "systemd": _systemd,
+    "recorded": _recorded,
 }
 
 # The machine is shared and slow at times: a deadline for one example would fail by chance.
@@ -136,3 +144,34 @@ def cgroup1_mount() -> Path:
     if mount is None:
         pytest.skip("no cgroup v1 devices controller is mounted")
     return mount
+
+
+def by_path(name: str) -> ModuleType:
+    """Load a module that stands beside the tests: their folders are no packages."""
+    path = Path(__file__).parent / name
+    spec = importlib.util.spec_from_file_location(f"xce_test_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def agents() -> ModuleType:
+    """The module with `running(directory, *options)`: agents in processes of their own."""
+    return by_path("wire/agent.py")
+
+
+@pytest.fixture
+def agent(agents: ModuleType, tmp_path: Path) -> Iterator[str]:
+    """The socket of an agent that keeps its bindings in memory."""
+    with agents.running(tmp_path) as path:
+        yield path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The root of a small machine of the project's own; a test may change it."""
+    root: Path = by_path("machines/small.py").write(tmp_path / "small")
+    return root

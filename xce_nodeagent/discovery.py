@@ -1,7 +1,8 @@
 """Discovery: ask every provider, and put together one inventory.
 
 A provider that fails, raises or answers "not yet" costs its own news and nothing else: what was
-known of its instances before stays, and the inventory says why it is old.
+known of its instances before stays, and the inventory says why it is old. A card that is lost
+stays under the id that it had.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
     instances: dict[str, Instance] = {}
     control: dict[str, tuple[ControlNode, ...]] = {}
     types: dict[str, ResourceType] = {}
-    totals: dict[str, dict[str, int]] = {}
     for provider in providers:
         for described in provider.types:
             types.setdefault(described.name, described)
@@ -43,6 +43,8 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
             problems.append(Problem(provider.name, found.state, found.reason))
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
+        elif found.lost:
+            found = _lost_as_before(provider.name, previous, found)
         if found.control:
             control[provider.name] = found.control
         for instance in found.instances:
@@ -50,17 +52,17 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
                 problems.append(_twice(provider.name, instance, instances[instance.id]))
                 continue
             instances[instance.id] = instance
-            _count(totals, provider, instance)
     problems += _make_symmetric(instances)
+    shown = tuple(sorted(instances.values(), key=_order))
     return Inventory(
         source="local",
         node=host.node(),
         boot_id=host.boot_id(),
         types=tuple(types[name] for name in sorted(types, key=_type_order)),
         attributes=_attributes(host),
-        counters=totals,
+        counters=counters(shown, providers),
         topology=topology.read(host),
-        instances=tuple(sorted(instances.values(), key=_order)),
+        instances=shown,
         control=control,
         problems=tuple(problems),
     )
@@ -101,19 +103,54 @@ def _as_before(name: str, previous: Inventory | None, found: Found) -> Found:
     )
 
 
+def _lost_as_before(name: str, previous: Inventory | None, found: Found) -> Found:
+    """Keep the id and all else that was known of what is lost; it is unhealthy, as told now.
+
+    A card on which nothing can be asked any more does not tell its UUID, nor its slices.
+    """
+    before = {one.id: one for one in previous.instances if one.provider == name} if previous else {}
+    places = {(one.type, one.text("pci_address")): one for one in before.values() if not one.parent}
+    instances = {one.id: one for one in found.instances}
+    for lost in (one for one in found.instances if one.id in found.lost):
+        place = (lost.type, lost.text("pci_address"))
+        known = before.get(lost.id) or (places.get(place) if place[1] else None)
+        if known is None:
+            continue
+        # What is told of its slices may name it by its place.
+        instances = {i: one for i, one in instances.items() if lost.id not in (i, one.parent)}
+        slices = (one for one in before.values() if one.parent == known.id)
+        for one in (known, *slices):
+            instances[one.id] = structs.replace(
+                one, healthy=False, reason=lost.reason, drained=False, held_by=None
+            )
+    return structs.replace(found, instances=tuple(instances.values()))
+
+
 def _twice(name: str, instance: Instance, first: Instance) -> Problem:
     return Problem(
         name, "error", f"{instance.id}: found already by {first.provider}; this one is left out"
     )
 
 
-def _count(totals: dict[str, dict[str, int]], provider: Provider, instance: Instance) -> None:
-    amount = 1
-    if isinstance(provider, Divides):
-        amount = sum(len(part) for part in provider.parts(instance))
-    total = totals.setdefault(instance.type, {"total": 0, "healthy": 0})
-    total["total"] += amount
-    total["healthy"] += amount if instance.healthy else 0
+def counters(
+    instances: Iterable[Instance], providers: Sequence[Provider]
+) -> dict[str, dict[str, int]]:
+    """Count what there is of each type, and what of it is sound.
+
+    Of what is held in parts these count; a part that a stranger uses is not sound.
+    """
+    by_name = {provider.name: provider for provider in providers}
+    totals: dict[str, dict[str, int]] = {}
+    for instance in instances:
+        provider = by_name[instance.provider]
+        amount = sound = 1
+        if isinstance(provider, Divides):
+            amount = sum(len(part) for part in provider.parts(instance))
+            sound = amount - instance.number("foreign_count", 0)
+        total = totals.setdefault(instance.type, {"total": 0, "healthy": 0})
+        total["total"] += amount
+        total["healthy"] += sound if instance.healthy else 0
+    return totals
 
 
 def _make_symmetric(instances: dict[str, Instance]) -> Iterable[Problem]:
@@ -153,9 +190,9 @@ def _attributes(host: Host) -> dict[str, Any]:
     cpuinfo = host.read("/proc/cpuinfo") or ""
     model = re.search(r"^(?:model name|cpu)\s*: (.+)$", cpuinfo, re.MULTILINE)
     memory = re.search(r"MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "")
-    system = re.search(
-        r'^PRETTY_NAME="?([^"\n]+)', host.read("/etc/os-release") or "", re.MULTILINE
-    )
+    # A recorded machine is its sys, proc and dev.
+    release = host.read("/etc/os-release") or "" if host.live else ""
+    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
     online = host.read("/sys/devices/system/cpu/online")
     found: dict[str, Any] = {
         "hostname": host.read("/proc/sys/kernel/hostname"),

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from xce_nodeagent.errors import BadPort, BadRequest, Busy, NeverFits, NoFitNow, Unhealthy
 from xce_nodeagent.model.instance import Instance
-from xce_nodeagent.model.inventory import Inventory, overlapping
+from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.request import Request
 from xce_nodeagent.model.wire import PortAsk
 
@@ -55,26 +55,6 @@ def choose(
     counted by instance.
     """
     return _Choosing(inventory, unavailable, near).choose(request)
-
-
-def explain(
-    inventory: Inventory,
-    request: Request,
-    *,
-    unavailable: Collection[str] = (),
-    near: Collection[str] = (),
-) -> dict[str, str]:
-    """Say of each instance of the types asked for: `chosen`, `free`, or why it cannot be had."""
-    choosing = _Choosing(inventory, unavailable, near)
-    try:
-        chosen = set(choosing.choose(request).instances)
-    except (NoFitNow, NeverFits):
-        chosen = set()
-    return {
-        instance.id: "chosen" if instance.id in chosen else choosing.reason(instance) or "free"
-        for instance in inventory.instances
-        if instance.type in request.counts()
-    }
 
 
 class _Choosing:
@@ -282,12 +262,6 @@ def _summary(reasons: Iterable[str]) -> str:
     """Count equal reasons: `5 held, ...; 1 drained`."""
     counted = Counter(reasons)
     return "; ".join(f"{number} {why}" for why, number in sorted(counted.items())[:8])
-
-
-def blocked(inventory: Inventory, held: Collection[str]) -> frozenset[str]:
-    """Give the ids that may not be given while `held` are held: those, and what overlaps them."""
-    instances = inventory.by_id()
-    return frozenset(held).union(*(overlapping(instances, one) for one in held))
 
 
 # ---- ports ----------------------------------------------------------------------------------

@@ -24,12 +24,17 @@ class Found(Struct, frozen=True, kw_only=True):
     `none` (this host cannot have any: no driver, no such bus), `not_yet` (ask again: a driver is
     still loading; what was known before stays), `error` (asking failed; the same). `reason` is
     for people, and is empty only when the state is `found`.
+
+    `lost` are the ids of instances that are there but do not answer (a card that fell off the
+    bus). What was known of them, and of the slices of such a card, stays and is unhealthy; where
+    not even the id is told, the PCI address says which one it was.
     """
 
     state: Literal["found", "none", "not_yet", "error"] = "found"
     reason: str = ""
     instances: tuple[Instance, ...] = ()
     control: tuple[ControlNode, ...] = ()
+    lost: frozenset[str] = frozenset()
 
 
 class PortGrant(Struct, frozen=True):
@@ -85,6 +90,13 @@ class Divides(Protocol):
         """Give the numbers that somebody on this host uses now, held or not.
 
         It is asked on the path of a prepare, so it must be cheap (well below a millisecond).
+        """
+        ...
+
+    def taken(self, instance: Instance, strangers: frozenset[int]) -> Instance:
+        """Give the instance as it is shown when processes outside any job use these numbers.
+
+        Pure. The attribute `foreign_count` says how many there are.
         """
         ...
 

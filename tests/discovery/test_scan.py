@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import Host, topology
+from xce_nodeagent.model.environment import ranges
 from xce_nodeagent.model.instance import DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, advance
 from xce_nodeagent.model.plan import Plan
@@ -154,7 +156,7 @@ def test_the_order_does_not_depend_on_who_was_asked_first() -> None:
 )
 def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
     assert topology.cpu_list(text) == cpus
-    assert topology.cpu_list(topology.write_cpu_list(cpus)) == cpus
+    assert topology.cpu_list(ranges(cpus)) == cpus
 
 
 def test_masks_of_older_kernels_are_read(tmp_path: Path) -> None:
@@ -185,3 +187,15 @@ def test_a_cold_discovery_is_quick() -> None:
         subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.5, "far beyond what noise explains; `./dev bench` has the figure"
+
+
+def test_parts_that_strangers_use_are_not_counted_as_sound() -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = stranger.getsockname()[1]
+        host = Host(port_range=(max(1, port - 1), port))
+        (ports,) = scan(host, all_providers(("ports",))).instances
+        counted = scan(host, all_providers(("ports",))).counters["ports"]
+    assert counted == {"total": 2, "healthy": 2 - int(ports.attributes["foreign_count"])}
+    assert str(port) in ports.text("foreign_listeners")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from xce_nodeagent.daemon import client
+from xce_nodeagent.model import place
 
 HOOKS = Path(__file__).parents[2] / "hooks"
 Done = subprocess.CompletedProcess[str]
@@ -193,9 +194,19 @@ def test_without_an_agent_it_fails_clearly_within_a_second(tmp_path: Path, name:
 
 
 def test_the_default_socket_is_the_pinned_one() -> None:
-    if os.path.exists(client.DEFAULT_SOCKET):
+    default = f"{place.RUNTIME}/{place.SOCKET_NAME}"
+    if os.path.exists(default):
         pytest.skip("an agent of this host has the default socket")
-    assert client.DEFAULT_SOCKET in hook("prepare", None, "--job", "1").stderr
+    assert default in hook("prepare", None, "--job", "1").stderr
+
+
+def test_the_runtime_folder_says_where_the_socket_is(agent: str) -> None:
+    runtime = str(Path(agent).parent)
+    good(hook("prepare", None, "--job", "1", XCE_NODEAGENT_RUNTIME_DIR=runtime))
+    assert [binding["job"] for binding in held(agent)] == ["1"]
+    # The socket's own name goes first.
+    other = hook("release", "/nonexistent", "--job", "1", XCE_NODEAGENT_RUNTIME_DIR=runtime)
+    assert (other.returncode, len(held(agent))) == (75, 1)
 
 
 def test_an_agent_that_says_nothing_is_waited_for_until_the_deadline(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Machines that were recorded by others. They are not part of this project: see `recorded`."""
+"""Machines that were recorded by others. They are not part of this project: `needs("recorded")`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ Recorded = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Unpack a recorded machine once, and give its root; skip where there are none."""
+    """Unpack a recorded machine once, and give its root."""
     roots: dict[str, Path] = {}
 
     def unpack(name: str) -> Path:
         source = FOLDER / name
-        if not source.exists():
-            pytest.skip(f"no recorded machine {name} beside this project")
         if name not in roots:
             target = tmp_path_factory.mktemp("machine")
             if source.suffix == ".xz":

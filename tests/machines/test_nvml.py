@@ -15,6 +15,7 @@ import pytest
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.host import Host
 from xce_nodeagent.host.nvml import pci_address
+from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.providers.nvidia import PROVIDER
 
 HERE = Path(__file__).parent
@@ -142,6 +143,85 @@ def test_a_card_that_is_lost_does_not_take_the_others_along(
     assert (lost.id, lost.healthy, lost.reason) == ("GPU-a", False, "GPU is lost")
     assert lost.devices[0].minor == 0
     assert (other.id, other.healthy) == ("GPU-b", True)
+
+
+UNKNOWN = "GPU-????????-????-????-????-????????????"
+
+
+def information(root: Path, address: str, text: str) -> None:
+    path = root / f"proc/driver/nvidia/gpus/{address}/information"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_cards_that_fell_off_the_bus_keep_their_ids_and_their_slices(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    """The driver then writes one UUID for all of them, and the library none, nor any slice."""
+    sliced = H100.replace("mig=0", "mig=1")
+    slices = (
+        "mig uuid=MIG-1 name=X_MIG_3g.40gb gi=2 ci=0 memory=42412802048\n"
+        "mig uuid=MIG-2 name=X_MIG_1g.10gb gi=9 ci=0 memory=10468982784\n"
+    )
+    cards = [("1B", "GPU-a", 0, H100), ("43", "GPU-b", 1, sliced), ("C3", "GPU-c", 2, H100)]
+
+    def see(lost: tuple[str, ...], previous: Inventory | None) -> Inventory:
+        lines = []
+        for bus, uuid, minor, facts in cards:
+            mark = " lost=1" if uuid in lost else ""
+            lines.append(
+                f"gpu bus=00000000:{bus}:00.0 uuid={uuid} minor={minor}{mark} {facts}\n"
+                + (slices if facts == sliced else "")
+            )
+            shown = UNKNOWN if uuid in lost else uuid
+            information(tmp_path, f"0000:{bus.lower()}:00.0", f"GPU UUID: \t {shown}\n")
+        data.write_text("".join(lines))
+        return scan(host(tmp_path, probe(library, data)), (PROVIDER,), previous)
+
+    kernel(tmp_path)
+    before = see((), None)
+    assert [one.id for one in before.instances] == ["GPU-a", "GPU-b", "GPU-c", "MIG-1", "MIG-2"]
+    for _ in range(2):  # it stays so
+        after = see(("GPU-a", "GPU-b"), before)
+        assert [(one.id, one.healthy, one.reason) for one in after.instances] == [
+            ("GPU-a", False, "GPU is lost"), ("GPU-b", False, "GPU is lost"), ("GPU-c", True, ""),
+            ("MIG-1", False, "GPU is lost"), ("MIG-2", False, "GPU is lost"),
+        ]  # fmt: skip
+        assert [one.devices for one in after.instances] == [one.devices for one in before.instances]
+        assert after.by_id()["GPU-b"].overlaps == ("MIG-1", "MIG-2")
+        assert after.problems == ()
+    assert see((), after).instances == before.instances
+    # An agent that starts now knows them by their places, and never two as one.
+    fresh = see(("GPU-a", "GPU-b"), None)
+    assert [one.id for one in fresh.instances] == [
+        "gpu-0000:1b:00.0", "gpu-0000:43:00.0", "GPU-c",
+    ]  # fmt: skip
+    assert fresh.problems == ()
+
+
+def test_a_card_that_only_the_driver_still_knows_does_not_vanish(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    data.write_text(f"gpu bus=00000000:1B:00.0 uuid=GPU-a minor=0 {H100}\n")
+    for bus, uuid in (("1b", "GPU-a"), ("43", UNKNOWN)):
+        information(tmp_path, f"0000:{bus}:00.0", f"GPU UUID: \t {uuid}\n")
+    found = PROVIDER.discover(host(tmp_path, probe(library, data)))
+    assert [(one.id, one.healthy) for one in found.instances] == [
+        ("GPU-a", True), ("gpu-0000:43:00.0", False),
+    ]  # fmt: skip
+    assert found.lost == {"gpu-0000:43:00.0"}
+
+
+def test_a_card_that_hung_its_prober_keeps_its_slices(tmp_path: Path) -> None:
+    one = {"uuid": "MIG-1", "name": "X MIG 1g.10gb", "gpu_instance": 9, "compute_instance": 0}
+    card = {"pci_address": "0000:1b:00.0", "uuid": "GPU-a", "minor": 0, "mig_mode": 1, "mig": [one]}
+    kernel(tmp_path)
+    before = scan(host(tmp_path, ("found", "", {"devices": [card]})), (PROVIDER,))
+    skipped = {"devices": [{"pci_address": "0000:1b:00.0", "skipped": True}]}
+    after = scan(host(tmp_path, ("found", "", skipped)), (PROVIDER,), before)
+    assert [(i.id, i.healthy, "hung" in i.reason) for i in after.instances] == [
+        ("GPU-a", False, True), ("MIG-1", False, True),
+    ]  # fmt: skip
 
 
 def test_slices_are_instances_of_their_card(library: Path, data: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from xce_nodeagent.model.request import parse
 from xce_nodeagent.placement import choose
 from xce_nodeagent.providers import all_providers
 
+pytestmark = pytest.mark.needs("recorded")
+
 SHARED = Path(__file__).parents[3] / "shared" / "machines"
 XEON = "hwloc/32em64t-2n8c+dax+nvme+mic+dimms.tar.bz2"
 DGX = "checkbox-udev/NVIDIA_DGXA100.txt.xz"

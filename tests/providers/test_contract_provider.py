@@ -47,7 +47,7 @@ def grants(provider: Provider, found: Found) -> Iterator[Grant]:
                 instances=instances,
                 ports=ports,
                 control=granted,
-                visible=visible,  # type: ignore[arg-type]
+                visible=visible,  # type: ignore[arg-type]  # a name of the closed list, as text
             )
 
 
@@ -176,7 +176,7 @@ def test_parts_rise_and_what_is_in_use_is_among_them(host: Host) -> None:
     divisible = [provider for provider in all_providers() if isinstance(provider, Divides)]
     assert divisible
     for provider in divisible:
-        for instance in provider.discover(host).instances:  # type: ignore[attr-defined]
+        for instance in provider.discover(host).instances:  # type: ignore[attr-defined]  # it is both
             parts = provider.parts(instance)
             numbers = [number for part in parts for number in part]
             assert numbers == sorted(set(numbers))

@@ -17,10 +17,9 @@ _SIGNS = {"ok": "ok      ", "note": "note    ", "warning": "warning ", "fault": 
     help="The configuration; XCE_NODEAGENT_CONFIG says the same.",
 )
 @click.option("--simulate", metavar="PROFILE", default="", help="Add a profile's instances.")
-@click.option("-v", "--verbose", count=True, help="Log more; twice, most.")
-@pass_session
+@click.option("-v", "--verbose", is_flag=True, help="Log what is done for debugging as well.")
 @example("xce-nodeagent run --simulate dgx-h100")
-def run(session: Session, config: str | None, simulate: str, verbose: int) -> int:
+def run(config: str | None, simulate: str, *, verbose: bool) -> int:
     """Run the agent in the foreground; as root, its helpers as well.
 
     With --simulate, a simulated machine's instances are added to the real ones, and ports 20000
@@ -28,7 +27,7 @@ def run(session: Session, config: str | None, simulate: str, verbose: int) -> in
     """
     from xce_nodeagent.daemon.app import main  # noqa: PLC0415  # only the agent needs all of it
 
-    return main(config=config or session.named_config, simulate=simulate, verbose=verbose)
+    return main(config=config, simulate=simulate, verbose=verbose)
 
 
 @click.command()

@@ -9,10 +9,7 @@ import click
 import msgspec
 
 from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
-from xce_nodeagent.errors import BadConfig, BadRequest
-from xce_nodeagent.model.config import Config, parse
-
-_SIMULATED_PORTS = (20000, 20999)
+from xce_nodeagent.errors import BadRequest
 
 
 @click.command()
@@ -33,8 +30,8 @@ def inventory(
     Asks the agent. Looks by itself only with --local, --sysroot or --simulate, or where there is
     no socket at all; `source` in the answer says which. Who holds what, only the agent knows.
     """
-    if local or sysroot or simulate or not session.has_socket():
-        found = _look(session, sysroot, simulate)
+    if local or sysroot is not None or simulate or not session.has_socket():
+        found = _look(sysroot, simulate)
     else:
         found = session.call("GetInventory", {})
     if session.json:
@@ -49,37 +46,27 @@ def inventory(
         session.show(inventory_table(found))
 
 
-def _look(session: Session, sysroot: str | None, simulate: str | None) -> dict[str, Any]:
+def _look(sysroot: str | None, simulate: str | None) -> dict[str, Any]:
     """Discover here and now. The libraries that it takes are loaded only for this."""
-    from xce_nodeagent.discovery import scan  # noqa: PLC0415
-    from xce_nodeagent.host import Host  # noqa: PLC0415
-    from xce_nodeagent.model.inventory import advance  # noqa: PLC0415
-    from xce_nodeagent.providers import all_providers  # noqa: PLC0415
+    from xce_nodeagent.daemon.account import load, places  # noqa: PLC0415  # see above
+    from xce_nodeagent.daemon.app import with_simulation  # noqa: PLC0415  # see above
+    from xce_nodeagent.discovery import scan  # noqa: PLC0415  # see above
+    from xce_nodeagent.host import Host  # noqa: PLC0415  # see above
+    from xce_nodeagent.model.config import Config  # noqa: PLC0415  # see above
+    from xce_nodeagent.model.inventory import advance  # noqa: PLC0415  # see above
+    from xce_nodeagent.providers import all_providers  # noqa: PLC0415  # see above
 
     if sysroot is not None and not os.path.isdir(sysroot):
-        raise BadRequest(f"--sysroot {sysroot}: expected a folder with sys, proc and dev in it")
-    config = Config() if sysroot else _configured(session)
-    simulate = simulate or config.simulate.profile
+        raise BadRequest(f"--sysroot {sysroot!r}: expected a folder with sys, proc and dev in it")
+    config = load(places(os.environ, None)) if sysroot is None else Config()
+    config = with_simulation(config, simulate or "")
     host = Host(
-        sysroot or "/",
-        simulate=simulate,
+        "/" if sysroot is None else sysroot,
+        live=sysroot is None,
+        simulate=config.simulate.profile,
         device_directory=config.simulate.device_directory,
-        port_range=config.ports.range or (_SIMULATED_PORTS if simulate else None),
+        port_range=config.ports.range,
     )
     found, _, _ = advance(scan(host, all_providers()), {}, 0)
     value: dict[str, Any] = msgspec.to_builtins(found)
     return value
-
-
-def _configured(session: Session) -> Config:
-    try:
-        with open(session.config, encoding="utf-8") as file:
-            return parse(file.read(), session.config)
-    except FileNotFoundError:
-        if session.named_config is None:
-            return Config()
-        raise BadConfig(
-            f"{session.config}: there is no such file; XCE_NODEAGENT_CONFIG names it"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{session.config}: {error}") from None

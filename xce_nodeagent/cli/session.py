@@ -14,9 +14,7 @@ import click
 
 from xce_nodeagent.daemon import client
 from xce_nodeagent.errors import AgentError
-
-_DEFAULT_RUNTIME = "/run/xce-nodeagent"
-_DEFAULT_CONFIG = "/etc/xce-nodeagent/config.toml"
+from xce_nodeagent.model import place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,15 +23,9 @@ class Session:
     """What the commands of one call of the program share."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        runtime = environ.get("XCE_NODEAGENT_RUNTIME_DIR") or _DEFAULT_RUNTIME
-        self.socket = environ.get("XCE_NODEAGENT_SOCKET") or f"{runtime}/agent.sock"
-        self.named_config = environ.get("XCE_NODEAGENT_CONFIG") or None
+        runtime = environ.get("XCE_NODEAGENT_RUNTIME_DIR") or place.RUNTIME
+        self.socket = environ.get("XCE_NODEAGENT_SOCKET") or f"{runtime}/{place.SOCKET_NAME}"
         self.json = False
-
-    @property
-    def config(self) -> str:
-        """The configuration's file, named or not."""
-        return self.named_config or _DEFAULT_CONFIG
 
     def call(self, method: str, parameters: dict[str, Any], timeout: float = 30.0) -> Any:
         """Ask the agent; see `client.call`."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 from xce_nodeagent.errors import BadConfig, NotReady
 from xce_nodeagent.model import place
 from xce_nodeagent.model.config import Config, parse
+from xce_nodeagent.privileged import folder
 
 
 class Places(Struct, frozen=True, kw_only=True):
@@ -55,14 +56,11 @@ def make_folders(where: Places, uid: int, gid: int) -> None:
     """Make the runtime and state folders, and give them to the agent's user.
 
     Only as root, before privileges are given up. Anyone may look into the runtime folder, which
-    holds the socket; nobody else into the state.
+    holds the socket; nobody else into the state. Raises BadConfig where a third could put
+    something in their place.
     """
-    for folder, mode in ((where.runtime, 0o755), (where.state, 0o700)):
-        folder.mkdir(mode, parents=True, exist_ok=True)
-        # Only the folder itself: what is in it belongs to that user, who could have put a link
-        # there. The agent writes its files after it has become that user.
-        os.chown(folder, uid, gid, follow_symlinks=False)
-        os.chmod(folder, mode)
+    for path, mode in ((where.runtime, 0o755), (where.state, 0o700)):
+        folder.make(str(path), uid, gid, mode)
 
 
 @contextlib.contextmanager
@@ -73,16 +71,16 @@ def claimed(where: Places) -> Iterator[None]:
     wrote. Raises NotReady when another agent has one of them.
     """
     with contextlib.ExitStack() as stack:
-        for folder, variable in (
+        for path, variable in (
             (where.runtime, "XCE_NODEAGENT_RUNTIME_DIR"),
             (where.state, "XCE_NODEAGENT_STATE_DIR"),
         ):
-            stack.callback(os.close, _locked(folder, variable))
+            stack.callback(os.close, _locked(path, variable))
         yield
 
 
-def _locked(folder: Path, variable: str) -> int:
-    path = folder / "agent.lock"
+def _locked(within: Path, variable: str) -> int:
+    path = within / "agent.lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -95,6 +93,6 @@ def _locked(folder: Path, variable: str) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise NotReady(
-            f"another agent runs with {folder}: stop it first, or set {variable}"
+            f"another agent runs with {within}: stop it first, or set {variable}"
         ) from None
     return descriptor

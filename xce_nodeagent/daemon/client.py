@@ -10,7 +10,6 @@ from typing import Any
 
 from xce_nodeagent.errors import BY_CODE, AgentError, BadRequest, Internal, NotPermitted, NotReady
 
-DEFAULT_SOCKET = "/run/xce-nodeagent/agent.sock"
 INTERFACE = "io.xce.NodeAgent"
 _CONNECT_SECONDS = 0.9  # a caller hears within a second that there is no agent
 
@@ -18,7 +17,7 @@ _CONNECT_SECONDS = 0.9  # a caller hears within a second that there is no agent
 def call(
     method: str,
     parameters: dict[str, Any],
-    socket_path: str = DEFAULT_SOCKET,
+    socket_path: str,
     timeout: float = 30.0,
 ) -> dict[str, Any]:
     """Call a method of the interface, such as `Prepare`, and give its answer.

@@ -18,7 +18,7 @@ from xce_nodeagent.host import Host
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.rule import Device
-from xce_nodeagent.provider import Provider
+from xce_nodeagent.provider import Divides, Provider
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Survey:
         self._raw: Inventory | None = None
         self._host = host
         self._providers = providers
+        self._by_name = {provider.name: provider for provider in providers}
         self._ledger = ledger
         self._node = node
         self._prepare_host = prepare_host
@@ -67,11 +68,52 @@ class Survey:
             foreign = self._foreign(devices)
             if foreign:
                 self._raw = _without_driver(self._raw, foreign)
+            self._raw = self._with_strangers(self._raw)
             managed = devices - foreign.keys()
             if managed != self._managed:
                 await self._fence(managed)
                 self._managed = managed
             self.publish()
+
+    def look_at_ports(self) -> None:
+        """Publish anew if strangers took or left ports since the last look.
+
+        One question to the kernel, and nothing else where nothing changed. Like a prepare, it is
+        for the event loop's thread: no job comes between the listeners and who holds ports.
+        """
+        if self._raw is not None:
+            looked = self._with_strangers(self._raw)
+            if looked is not self._raw:
+                self._raw = looked
+                self.publish()
+
+    def _with_strangers(self, inventory: Inventory) -> Inventory:
+        """Give the inventory with what strangers use now; the same one if that is known already.
+
+        What a scan said of it is replaced: it looked from a thread, while jobs came and went.
+        """
+        held = self._ledger.book.ports_held()
+        changed: dict[str, Instance] = {}
+        for instance in inventory.instances:
+            provider = self._by_name.get(instance.provider)
+            if instance.type not in inventory.divisible or not isinstance(provider, Divides):
+                continue
+            try:
+                in_use = provider.in_use(self._host, instance)
+            except OSError as error:
+                log.warning("who uses %s cannot be seen: %s", instance.id, error)
+                continue
+            looked = provider.taken(instance, in_use - held.keys())
+            if looked != instance:
+                changed[instance.id] = looked
+        if not changed:
+            return inventory
+        instances = tuple(changed.get(one.id, one) for one in inventory.instances)
+        return structs.replace(
+            inventory,
+            instances=instances,
+            counters=discovery.counters(instances, self._providers),
+        )
 
     def publish(self) -> None:
         """Number what was scanned, with the drains of now, and tell it if anything changed."""
@@ -80,12 +122,7 @@ class Survey:
         drained = self._ledger.book.drained
         found = structs.replace(
             self._raw,
-            instances=tuple(
-                structs.replace(i, drained=True, reason=i.reason or drained[i.id])
-                if i.id in drained
-                else i
-                for i in self._raw.instances
-            ),
+            instances=tuple(_with_drain(i, drained) for i in self._raw.instances),
         )
         numbered, seen, number = advance(found, self._seen, self._number)
         if seen != self._seen or number != self._number:
@@ -103,11 +140,6 @@ class Survey:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    @property
-    def managed(self) -> frozenset[Device]:
-        """The devices that the fence rules now."""
-        return self._managed or frozenset()
-
 
 def _without_driver(inventory: Inventory, foreign: Mapping[Device, str]) -> Inventory:
     """Mark what has a node of no known driver: it cannot be fenced, so it is not given to jobs.
@@ -123,6 +155,21 @@ def _without_driver(inventory: Inventory, foreign: Mapping[Device, str]) -> Inve
         return instance
 
     return structs.replace(inventory, instances=tuple(map(marked, inventory.instances)))
+
+
+def _with_drain(instance: Instance, drained: Mapping[str, str]) -> Instance:
+    """Mark an instance that is drained, or is of one silicon with one that is.
+
+    An admin who takes a bad card out means its slices too; and a card with a bad slice is not
+    whole. Slices beside each other do not overlap, so they stay.
+    """
+    if instance.id in drained:
+        why = drained[instance.id]
+    elif of := next((other for other in instance.overlaps if other in drained), ""):
+        why = f"{of} is drained: {drained[of]}"
+    else:
+        return instance
+    return structs.replace(instance, drained=True, reason=instance.reason or why)
 
 
 def _count(inventory: Inventory) -> str:

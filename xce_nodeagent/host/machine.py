@@ -11,7 +11,9 @@ from typing import Any
 class Host:
     """A machine to look at.
 
-    `root` is `/` for this machine, else a folder with a recorded `sys`, `proc` and `dev`.
+    `root` is `/` for this machine, else a folder with a recorded `sys`, `proc` and `dev`; nothing
+    is read outside of it, whatever its links say. `live` says that this is the machine we run on:
+    what is no file (netlink, a vendor's library) is asked only then.
     `probe` asks a vendor's library in a helper process (see `privileged/ops.py`, Probe): it is
     given by whoever has helpers, and None where there are none. It returns (state, reason, facts).
 
@@ -23,13 +25,15 @@ class Host:
         self,
         root: str | Path = "/",
         *,
+        live: bool | None = None,
         probe: Callable[[str], tuple[str, str, dict[str, Any]]] | None = None,
         simulate: str = "",
         device_directory: str = "/dev/xce-sim",
         port_range: tuple[int, int] | None = None,
     ) -> None:
         self.root = Path(root)
-        self.live = self.root == Path("/")
+        self.live = self.root == Path("/") if live is None else live
+        self._real_root = os.path.realpath(self.root)
         self.probe = probe
         self.simulate = simulate
         self.device_directory = device_directory
@@ -40,14 +44,28 @@ class Host:
         """Give the path of a file of the machine, such as `/sys/class/net`, below the root."""
         return self.root / name.lstrip("/")
 
+    def _inside(self, name: str) -> str | None:
+        """Give the path to open, every link followed; None where that leads out of the root.
+
+        This machine has no outside, so there the kernel may follow the links: that is cheaper.
+        """
+        if self._real_root == "/":
+            return "/" + name.lstrip("/")
+        path = os.path.realpath(f"{self._real_root}/{name.lstrip('/')}")
+        return path if path.startswith(f"{self._real_root}/") else None
+
     def read(self, name: str) -> str | None:
         """Give the stripped text of a small file; None when it is absent or cannot be read.
 
         sysfs answers some attributes with an error (`speed` of a link that is down: EINVAL); to
         discovery that is the same as an attribute that is absent.
         """
+        path = self._inside(name)
+        if path is None:
+            return None
         try:
-            return self.path(name).read_text("utf-8", "replace").strip()
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read().strip()
         except OSError:
             return None
 
@@ -61,8 +79,11 @@ class Host:
 
     def names(self, name: str) -> tuple[str, ...]:
         """Give the names in a folder, sorted; nothing when it is absent."""
+        path = self._inside(name)
+        if path is None:
+            return ()
         try:
-            return tuple(sorted(os.listdir(self.path(name))))
+            return tuple(sorted(os.listdir(path)))
         except OSError:
             return ()
 
@@ -72,12 +93,14 @@ class Host:
         The result is a path of the machine (it starts with `/`), not of the folder that it was
         recorded to.
         """
-        path = self.path(name)
-        try:
-            resolved = path.resolve(strict=True)
-            return "/" + str(resolved.relative_to(self.root.resolve())).lstrip("/")
-        except (OSError, ValueError, RuntimeError):
+        path = self._inside(name)
+        if path is None:
             return None
+        try:
+            resolved = os.path.realpath(path, strict=True)
+        except OSError:
+            return None
+        return "/" + resolved.removeprefix(self._real_root).lstrip("/")
 
     def boot_id(self) -> str:
         """Give the id of this boot (proc(5), /proc/sys/kernel/random/boot_id)."""

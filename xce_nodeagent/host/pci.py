@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -10,7 +11,6 @@ from xce_nodeagent.host.machine import Host
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_BRIDGE = 0x0604  # class code of a PCI-to-PCI bridge, which every PCIe port is
 
 
 class Place(Struct, frozen=True):
@@ -71,13 +71,21 @@ def identifier(host: Host, address: str, name: str) -> int | None:
     return host.number(f"/sys/bus/pci/devices/{address}/{name}")
 
 
-def common(one: Place, other: Place) -> int:
-    """Count the bridges that two functions share; -1 where even their host bridges differ."""
-    if one.root != other.root:
-        return -1
-    shared = 0
-    for mine, theirs in zip(one.bridges, other.bridges, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    return shared
+def attributes(
+    host: Host, address: str, where: Place | None = None
+) -> Iterator[tuple[str, str | int]]:
+    """Give what placement asks of a function: where it is, and what it is near to.
+
+    `where` spares looking for its place where that is known. What sysfs does not tell is left out.
+    """
+    yield "pci_address", address
+    where = where or place(host, f"/sys/bus/pci/devices/{address}")
+    if where is not None:
+        yield "pcie_root", where.root
+        if where.switch:
+            yield "pcie_switch", where.switch
+    node = numa_node(host, address)
+    if node is not None:
+        yield "numa_node", node
+    if cpus := host.read(f"/sys/bus/pci/devices/{address}/local_cpulist"):
+        yield "local_cpus", cpus

@@ -8,6 +8,7 @@ from typing import Any
 
 from xce_nodeagent.host import pci
 from xce_nodeagent.host.machine import Host
+from xce_nodeagent.model.environment import ranges
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -46,17 +47,6 @@ def cpu_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
-def write_cpu_list(cpus: Iterable[int]) -> str:
-    """Write a CPU list as the kernel does."""
-    parts: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if parts and parts[-1][1] == cpu - 1:
-            parts[-1][1] = cpu
-        else:
-            parts.append([cpu, cpu])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
-
-
 def cpus_in(host: Host, folder: str, name: str) -> tuple[int, ...]:
     """Read CPUs from `<name>list`, or from the mask `<name>` or `<name>map` of older kernels."""
     for listed in (f"{name}list", f"{name}_list"):
@@ -91,15 +81,15 @@ def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
         threads = cpus_in(host, folder, "thread_siblings") or (cpu,)
         seen.update(threads)
         packages.setdefault(package, set()).update(threads)
-        cores.append(write_cpu_list(threads))
+        cores.append(ranges(threads))
     return [
-        {"id": package, "cpus": write_cpu_list(cpus)} for package, cpus in sorted(packages.items())
+        {"id": package, "cpus": ranges(cpus)} for package, cpus in sorted(packages.items())
     ], cores
 
 
 def _numa_node(host: Host, number: int) -> dict[str, Any]:
     folder = f"{_NODE}/node{number}"
-    node: dict[str, Any] = {"id": number, "cpus": write_cpu_list(cpus_in(host, folder, "cpu"))}
+    node: dict[str, Any] = {"id": number, "cpus": ranges(cpus_in(host, folder, "cpu"))}
     # Its memory is left out: virtual machines grow and shrink it (virtio-mem, a balloon), and each
     # time the generation would rise for nothing that placement uses.
     distances = (host.read(f"{folder}/distance") or "").split()

@@ -74,5 +74,6 @@ PORTS = ResourceType(
     attributes=(
         Attribute("port_range", "string", "first and last port"),
         Attribute("foreign_listeners", "string", "ports in use by processes outside any job"),
+        Attribute("foreign_count", "int", "how many those are"),
     ),
 )

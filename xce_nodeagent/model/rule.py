@@ -32,18 +32,6 @@ class Access(IntFlag):
     READ = 2
     WRITE = 4
 
-    @classmethod
-    def parse(cls, text: str) -> Access:
-        """Read letters out of `rwm` in any order; raise ValueError for anything else."""
-        bits = cls.NONE
-        for letter in text:
-            if letter not in _LETTERS:
-                raise ValueError(f"{text!r} is not an access: expected letters out of 'rwm'")
-            bits |= _LETTERS[letter]
-        if not bits:
-            raise ValueError("an access needs at least one letter out of 'rwm'")
-        return bits
-
     def __str__(self) -> str:
         return "".join(letter for letter, bit in _LETTERS.items() if self & bit)
 

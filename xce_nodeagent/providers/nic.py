@@ -143,11 +143,8 @@ def _attributes(
     """Give what is known; what is not is left out."""
     place = card.place if card else port.place if port else None
     if place:
-        yield "pci_address", place.address
-        yield "pcie_root", place.root
-        if place.switch:
-            yield "pcie_switch", place.switch
-        yield from _of_function(host, place.address)
+        yield from pci.attributes(host, place.address, place)
+        yield from _made_by(host, place.address)
     one: Interface | RdmaPort | None = card or port
     if card:
         yield "netdev", card.name
@@ -167,12 +164,7 @@ def _attributes(
             yield "speed_mbps", speed
 
 
-def _of_function(host: Host, address: str) -> Iterator[tuple[str, AttributeValue]]:
-    node = pci.numa_node(host, address)
-    if node is not None:
-        yield "numa_node", node
-    if cpus := host.read(f"/sys/bus/pci/devices/{address}/local_cpulist"):
-        yield "local_cpus", cpus
+def _made_by(host: Host, address: str) -> Iterator[tuple[str, AttributeValue]]:
     vendor = pci.identifier(host, address, "vendor")
     device = pci.identifier(host, address, "device")
     if vendor is not None:

@@ -42,9 +42,17 @@ class Nvidia:
         cards = _on_pci(host)
         if state == "found":
             nodes = _Nodes(host)
+            devices = _devices(host, facts, cards)
+            instances = tuple(_instances(host, facts, devices, nodes))
+            silent = {address for address, device in devices.items() if _lost(device)}
             return Found(
-                instances=tuple(_instances(host, facts, cards, nodes)),
+                instances=instances,
                 control=tuple(nodes.control()),
+                lost=frozenset(
+                    one.id
+                    for one in instances
+                    if one.type == "gpu" and one.text("pci_address") in silent
+                ),
             )
         driver = bool(host.names("/proc/driver/nvidia"))
         if state == "not_yet" and not driver and not cards:
@@ -53,10 +61,11 @@ class Nvidia:
             shown = ", ".join(cards[:8])
             reason = f"{len(cards)} NVIDIA cards on PCI ({shown}), but {reason}"
             state = "error"
+        devices = _devices(host, {"devices": []}, cards)
         return Found(
             state=_STATES.get(state, "error"),
             reason=reason,
-            instances=tuple(_instances(host, {"devices": []}, cards, _Nodes(host))),
+            instances=tuple(_instances(host, {}, devices, _Nodes(host))),
         )
 
     def plan(self, grant: Grant) -> Plan:
@@ -72,17 +81,22 @@ _STATES: Mapping[str, Any] = {"none": "none", "not_yet": "not_yet", "error": "er
 
 
 def _on_pci(host: Host) -> tuple[str, ...]:
-    """Give the addresses of NVIDIA's display and 3D controllers, sorted."""
-    return tuple(
+    """Give the addresses of NVIDIA's display and 3D controllers, sorted.
+
+    The driver keeps a card that the bus does not show any more.
+    """
+    found = {
         address
         for address, code in pci.functions(host).items()
         if code >> 8 in _CLASSES and pci.identifier(host, address, "vendor") == _VENDOR
-    )
+    }
+    return tuple(sorted(found.union(host.names(f"{nvml.DRIVER}/gpus"))))
 
 
-def _instances(
-    host: Host, facts: Mapping[str, Any], cards: Sequence[str], nodes: _Nodes
-) -> Iterator[Instance]:
+def _devices(
+    host: Host, facts: Mapping[str, Any], cards: Sequence[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Give the facts of each card by its address, in the order of the bus."""
     devices = {
         device["pci_address"]: device for device in facts["devices"] if "pci_address" in device
     }
@@ -93,9 +107,14 @@ def _instances(
             why = f"it is bound to the driver {bound.rpartition('/')[2]}" if bound else _UNBOUND
             lost = f"the NVIDIA library does not report it; {why}"
             devices[address] = {"pci_address": address, "lost": lost}
-    order = sorted(devices, key=lambda address: address.rjust(16, "0"))
-    for index, address in enumerate(order):
-        yield from _card(host, facts, devices[address], index, nodes)
+    return {at: devices[at] for at in sorted(devices, key=lambda address: address.rjust(16, "0"))}
+
+
+def _instances(
+    host: Host, facts: Mapping[str, Any], devices: Mapping[str, Mapping[str, Any]], nodes: _Nodes
+) -> Iterator[Instance]:
+    for index, device in enumerate(devices.values()):
+        yield from _card(host, facts, device, index, nodes)
 
 
 def _card(
@@ -103,7 +122,7 @@ def _card(
 ) -> Iterator[Instance]:
     address = device["pci_address"]
     told = _told_by_driver(host, address)
-    identity = device.get("uuid") or told.get("GPU UUID", "")
+    identity = _known(device.get("uuid", "")) or _known(told.get("GPU UUID", ""))
     minor = device.get("minor", _whole(told.get("Device Minor", "")))
     attributes: dict[str, AttributeValue] = {
         "vendor": "nvidia",
@@ -118,13 +137,14 @@ def _card(
         attributes["minor"] = minor
     if version := facts.get("driver_version"):
         attributes["driver_version"] = version
-    attributes.update(_of_function(host, address))
+    attributes.update(pci.attributes(host, address))
     reason = _unhealthy(device, identity, minor)
     own = nodes.card(minor, address)
     card = identity or f"gpu-{address}"
     slices = tuple(
-        _slice(one, card, of_card=attributes, own=own, minor=minor, nodes=nodes)
+        _slice(one, card, of_card=attributes, own=own, minor=minor, nodes=nodes, lost=_lost(device))
         for one in device.get("mig", ())
+        if "uuid" in one or not _lost(device)
     )
     yield Instance(
         id=card,
@@ -139,11 +159,25 @@ def _card(
     yield from slices
 
 
-def _unhealthy(device: Mapping[str, Any], identity: str, minor: int | None) -> str:
+def _known(uuid: str) -> str:
+    """Give a UUID; nothing for `GPU-????????-...`, as the driver writes what it cannot ask for."""
+    return "" if "?" in uuid else uuid
+
+
+def _lost(device: Mapping[str, Any]) -> str:
+    """Say why a card cannot be asked; empty where it can."""
     if device.get("lost"):
         return str(device["lost"])
     if device.get("skipped"):
         return "it hung a prober, and is not asked again until something changes"
+    if why := device.get("missing", {}).get("mig"):
+        return f"its slices are not known: {why}"
+    return ""
+
+
+def _unhealthy(device: Mapping[str, Any], identity: str, minor: int | None) -> str:
+    if why := _lost(device):
+        return why
     missing = device.get("missing", {})
     if not identity:
         return f"its UUID is not known: {missing.get('uuid', 'no answer')}"
@@ -162,8 +196,12 @@ def _slice(
     own: tuple[DeviceNode, ...],
     minor: int | None,
     nodes: _Nodes,
+    lost: str,
 ) -> Instance:
-    """Make a slice. It is used through its card's node and the two capabilities of its own."""
+    """Make a slice. It is used through its card's node and the two capabilities of its own.
+
+    `lost` says why its card cannot be asked, if that is so.
+    """
     gpu_instance, compute_instance = one.get("gpu_instance"), one.get("compute_instance")
     attributes = {key: value for key, value in of_card.items() if key != "memory_bytes"}
     for key in ("uuid", "memory_bytes", "gpu_instance", "compute_instance"):
@@ -173,10 +211,10 @@ def _slice(
     if profile := str(one.get("name", "")).partition(" MIG ")[2]:
         attributes["mig_profile"] = profile
     caps = nodes.capabilities(minor, gpu_instance, compute_instance)
-    reason = ""
-    if "uuid" not in one:
+    reason = lost
+    if not lost and "uuid" not in one:
         reason = f"its UUID is not known: {one.get('missing', {}).get('uuid', 'no answer')}"
-    elif len(caps) < 2:
+    elif not lost and len(caps) < 2:
         reason = "its capability nodes are not in /proc/driver/nvidia-caps/mig-minors"
     return Instance(
         id=one.get("uuid") or f"mig-{card}-{gpu_instance}-{compute_instance}",
@@ -189,19 +227,6 @@ def _slice(
         attributes=attributes,
         devices=own + caps,
     )
-
-
-def _of_function(host: Host, address: str) -> Iterator[tuple[str, AttributeValue]]:
-    yield "pci_address", address
-    if place := pci.place(host, f"/sys/bus/pci/devices/{address}"):
-        yield "pcie_root", place.root
-        if place.switch:
-            yield "pcie_switch", place.switch
-    node = pci.numa_node(host, address)
-    if node is not None:
-        yield "numa_node", node
-    if cpus := host.read(f"/sys/bus/pci/devices/{address}/local_cpulist"):
-        yield "local_cpus", cpus
 
 
 def _told_by_driver(host: Host, address: str) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from msgspec import structs
+
 from xce_nodeagent.host import Host
 from xce_nodeagent.host.sockdiag import PortTable
 from xce_nodeagent.model import environment
@@ -41,8 +43,7 @@ class Ports:
                     foreign = table.in_use() - host.held_ports
             except OSError as error:
                 return Found(state="error", reason=f"sock_diag does not answer: {error}")
-            if foreign:
-                attributes["foreign_listeners"] = _short(environment.ranges(foreign))
+            instance = self.taken(instance, foreign)
         return Found(instances=(instance,))
 
     def plan(self, grant: Grant) -> Plan:
@@ -62,6 +63,14 @@ class Ports:
         Raise OSError where the kernel does not answer: nobody may then be told that a port is free.
         """
         return self._table(instance).in_use() if host.live else frozenset()
+
+    def taken(self, instance: Instance, strangers: frozenset[int]) -> Instance:
+        """Give the instance with the ports that processes outside any job use."""
+        attributes = {"port_range": instance.attributes["port_range"]}
+        if strangers:
+            attributes["foreign_listeners"] = _short(environment.ranges(strangers))
+            attributes["foreign_count"] = len(strangers)
+        return structs.replace(instance, attributes=attributes)
 
     def served(self, host: Host, instance: Instance) -> frozenset[int]:
         """Give the ports with a listening TCP socket: UDP knows no listening.
