@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from xce_nodeagent.daemon.server import Limits, Peer, Server, listen
-from xce_nodeagent.errors import Conflict
+from xce_nodeagent.errors import BadConfig, Conflict
 from xce_nodeagent.model import wire
 
 OURS = "io.xce.NodeAgent"
@@ -475,6 +475,30 @@ class TestListen:
                 listen(path)
         with closing(listen(path)), Client(path):
             pass
+
+    @pytest.mark.parametrize("kind", ["file", "folder", "link"])
+    def test_what_is_no_socket_is_left_alone(self, tmp_path: Path, kind: str) -> None:
+        path, kept = tmp_path / "s", tmp_path / "kept"
+        kept.write_text("precious")
+        if kind == "file":
+            path.write_text("precious")
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(kept)
+        before = os.lstat(path)
+        with pytest.raises(BadConfig, match=f"socket {path}: .* no socket .* move it away"):
+            listen(str(path))
+        assert os.lstat(path) == before
+        assert kept.read_text() == "precious"
+
+    @pytest.mark.parametrize("name", ["none/s", "x" * 200, "file/s"])
+    def test_where_no_socket_can_be_made_is_told(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "file").touch()
+        path = str(tmp_path / name)
+        with pytest.raises(BadConfig, match=r"cannot be made: .* set XCE_NODEAGENT") as caught:
+            listen(path)
+        assert path in caught.value.message
 
     def test_a_server_needs_no_more_descriptors_than_it_may_have(self) -> None:
         with socket.socket(socket.AF_UNIX) as sock:

@@ -14,6 +14,7 @@ import logging
 import os
 import resource
 import socket
+import stat
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
@@ -21,11 +22,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from xce_nodeagent.daemon import message
+from xce_nodeagent.daemon import message, rights
 from xce_nodeagent.daemon.connection import CHUNK, Connection, Peer
+from xce_nodeagent.daemon.line import Line
 from xce_nodeagent.daemon.method import METHODS, STREAMED, Introspection, Method
 from xce_nodeagent.daemon.service import Service
-from xce_nodeagent.errors import AgentError, Conflict, Internal, NotPermitted, NotReady
+from xce_nodeagent.errors import AgentError, BadConfig, Conflict, Internal, NotPermitted, NotReady
 from xce_nodeagent.model.inventory import Inventory
 
 __all__ = ["Limits", "Peer", "Server", "Service", "listen"]
@@ -33,6 +35,7 @@ __all__ = ["Limits", "Peer", "Server", "Service", "listen"]
 log = logging.getLogger(__name__)
 
 _SPARE_DESCRIPTORS: Final = 128  # for all that is not a client: helpers, the ledger, the log
+_AT_ONCE: Final = 64  # clients let in before those who are in get their turn
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -50,28 +53,55 @@ class Limits(Struct, frozen=True, kw_only=True):
 def listen(path: str, *, backlog: int = 1024) -> socket.socket:
     """Make the socket at `path`, open to every user: who may do what is judged by credentials.
 
-    A socket that a dead agent left is replaced; raise Conflict where a living one answers.
+    A socket that a dead agent left is replaced; raise Conflict where a living one answers, and
+    BadConfig where no socket can be made.
     """
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(path)
-        except FileNotFoundError:
-            pass
-        except ConnectionRefusedError:
-            os.unlink(path)
-        else:
-            raise Conflict(
-                f"socket {path}: another agent answers on it; stop that one first, or give this"
-                " one a runtime folder of its own",
+    try:
+        _make_room(path)
+        return _bound(path, backlog)
+    except OSError as error:
+        # A path of more than 107 bytes has no error number, only words.
+        raise BadConfig(
+            f"socket {path}: cannot be made: {error.strerror or error}; set"
+            " XCE_NODEAGENT_SOCKET or XCE_NODEAGENT_RUNTIME_DIR to a place in a folder that is"
+            f" there and that uid {os.geteuid()} can write in",
+            socket=path,
+        ) from None
+
+
+def _make_room(path: str) -> None:
+    """Take away the socket that a dead agent left, and nothing else."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise BadConfig(
+                f"socket {path}: something that is no socket has this name; move it away, or set"
+                " XCE_NODEAGENT_SOCKET to another place",
                 socket=path,
             )
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1)
+            with contextlib.suppress(TimeoutError, BlockingIOError):  # it lives, and is busy
+                probe.connect(path)
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        os.unlink(path)
+        return
+    raise Conflict(
+        f"socket {path}: another agent answers on it; stop that one first, or give this one a"
+        " runtime folder of its own",
+        socket=path,
+    )
+
+
+def _bound(path: str, backlog: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(0)
         sock.bind(path)
         # Before listen(): until then every connect is refused, so there is no moment in between.
         os.chmod(path, 0o666)  # noqa: S103  # anybody may connect; credentials decide
+        rights.refuse(sock)
         sock.listen(backlog)
     except BaseException:
         sock.close()
@@ -97,12 +127,14 @@ class Server:
         self._unsubscribe: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._scratch = bytearray(CHUNK)
+        self._wary = rights.may_come(listener)
 
     # ---- connections --------------------------------------------------------------------------
 
     def start(self) -> None:
         """Accept clients, in the running event loop."""
         self._loop = asyncio.get_running_loop()
+        self._line = Line(self._loop)
         self._listener.settimeout(0)
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
@@ -110,7 +142,11 @@ class Server:
         """Accept nobody any more, let running calls end, and part from all clients."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
-            self._listener.close()
+            if self._wary:
+                # Who was not let in yet may have sent some already.
+                rights.close_aside(self._loop, self._listener, lambda: None)
+            else:
+                self._listener.close()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=grace_seconds)
             for task in late:
@@ -121,24 +157,32 @@ class Server:
             connection.close()
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            if error.errno not in _OUT_OF_DESCRIPTORS:
-                raise
-            log.warning("no client can be let in for a second: %s", error)
-            self._loop.remove_reader(self._listener.fileno())
-            self._loop.call_later(1, self._accept_again)
-            return
+        # Not one for each turn of the loop: whoever knocks often would keep the others outside.
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                log.warning("no client can be let in for a second: %s", error)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(1, self._accept_again)
+                return
+            self._let_in(sock)
+
+    def _let_in(self, sock: socket.socket) -> None:
         sock.settimeout(0)
         peer = Peer.of(sock)
         plain = not self._service.may_prepare(peer.uid)
         if why := self._no_room(peer.uid, plain=plain):
             with contextlib.suppress(OSError):  # they may have gone already
                 sock.send(message.failure(NotReady(why)))
-            sock.close()
+            if self._wary:
+                rights.part(self._loop, sock, lambda: None)
+            else:
+                sock.close()
             return
         if plain:
             self._others[peer.uid] += 1
@@ -147,9 +191,10 @@ class Server:
             sock,
             peer,
             stall_seconds=self._limits.stall_seconds,
-            received=self._received,
+            received=self._queued if plain else self._received,
             closed=self._closed,
             scratch=self._scratch,
+            wary=self._wary,
         )
         self._connections.add(connection)
 
@@ -175,6 +220,16 @@ class Server:
             self._unsubscribe = None
 
     # ---- calls --------------------------------------------------------------------------------
+
+    def _queued(self, connection: Connection, data: bytes) -> None:
+        """Answer a call of a user who may not prepare when it is their turn."""
+
+        def take() -> None:
+            # A connection that broke meanwhile is counted no more; its call must not be kept.
+            if connection.open:
+                self._received(connection, data)
+
+        self._line.wait(connection.peer.uid, take)
 
     def _received(self, connection: Connection, data: bytes) -> None:
         """Answer a call: at once when its method needs to wait for nothing, else from a task."""
