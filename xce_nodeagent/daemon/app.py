@@ -16,6 +16,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import socket
 import stat
 import sys
@@ -24,8 +25,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from xce_nodeagent.daemon import roots
 from xce_nodeagent.daemon.account import Places, claimed, load, make_folders, places
 from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.host import cgroup
 from xce_nodeagent.model.config import Config
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ SIMULATED_PORTS = (20_000, 20_999)
 """The range of `--simulate` where none is configured."""
 
 
-def main(*, config: str | None, simulate: str, verbose: int) -> int:
+def main(*, config: str | None, simulate: str, verbose: bool) -> int:
     """Run the agent until a signal ends it; give the exit status. Raises AgentError at the start.
 
     `config` is the file's path, None for the default; `simulate` names a profile whose instances
@@ -45,6 +48,7 @@ def main(*, config: str | None, simulate: str, verbose: int) -> int:
     """
     where = places(os.environ, config)
     settings = with_simulation(load(where), simulate)
+    roots.check(settings, cgroup.hierarchies(), where.config)
     _log_to_stderr(verbose)
     return _run(settings, where, simulate)
 
@@ -64,8 +68,10 @@ def with_simulation(config: Config, profile: str) -> Config:
 
 def _run(config: Config, where: Places, simulate: str) -> int:
     from xce_nodeagent.binding import supply  # noqa: PLC0415  # after the faults of the config
-    from xce_nodeagent.privileged import credential, notify, seccomp  # noqa: PLC0415
+    from xce_nodeagent.privileged import credential, notify, seccomp  # noqa: PLC0415  # see above
+    from xce_nodeagent.privileged.inherited import close_inherited  # noqa: PLC0415  # see above
 
+    close_inherited()
     identity = None
     sock = helpers_socket(where)
     supervisor: tuple[socket.socket, int] | None = None
@@ -76,16 +82,21 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         make_folders(where, identity.uid, identity.gid)
     else:
         make_folders_of_own(where)
+    helpers_are_root = identity is not None or _is_socket(sock)
+    if not helpers_are_root and config.agent.enforcement == "required":
+        raise BadConfig(
+            "without root no job can be fenced: run as root, or set [agent] enforcement = 'off'"
+        )
     if identity is None and _is_socket(sock):
         dial: Dial = supply.listening(str(sock))
     else:
         supervisor = _start_supervisor(where, simulate)
         dial = supply.inherited(supervisor[0])
     # From here to the filter, everything that the agent will ever need is imported and read.
-    from xce_nodeagent import discovery  # noqa: PLC0415
-    from xce_nodeagent.daemon import loop, server  # noqa: PLC0415
-    from xce_nodeagent.host import Host, udev  # noqa: PLC0415
-    from xce_nodeagent.providers import all_providers  # noqa: PLC0415
+    from xce_nodeagent import discovery  # noqa: PLC0415  # see above
+    from xce_nodeagent.daemon import loop, server  # noqa: PLC0415  # see above
+    from xce_nodeagent.host import Host, udev  # noqa: PLC0415  # see above
+    from xce_nodeagent.providers import all_providers  # noqa: PLC0415  # see above
 
     # asyncio imports its threads late.
     importlib.import_module("concurrent.futures.thread")
@@ -121,9 +132,14 @@ def _run(config: Config, where: Places, simulate: str) -> int:
                     notify=notify.Notify(os.environ),
                     monitor=monitor,
                     own_uid=own_uid,
+                    helpers_are_root=helpers_are_root,
                 )
             )
         finally:
+            # A second signal must not cut short what is left to do.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
             if supervisor is not None:
                 # It ends with its helpers, and they leave nothing behind that no job needs.
                 # Whoever stopped the agent may rely on that when the agent has ended.
@@ -171,12 +187,13 @@ def _start_supervisor(where: Places, simulate: str) -> tuple[socket.socket, int]
 
     This is before the filter: the last program that the agent ever starts.
     """
-    from xce_nodeagent.privileged.channel import pair  # noqa: PLC0415
+    from xce_nodeagent.privileged.channel import pair  # noqa: PLC0415  # see above
 
     ours, theirs = pair()
     with theirs:
         os.set_inheritable(theirs.fileno(), True)  # noqa: FBT003  # the standard library's own
-        arguments = [sys.executable, "-m", "xce_nodeagent.daemon.helpers", "--fd"]
+        # -P: without it whoever may write to the current directory could have code of theirs run.
+        arguments = [sys.executable, "-P", "-m", "xce_nodeagent.daemon.helpers", "--fd"]
         arguments += [str(theirs.fileno()), "--folder", str(helpers_socket(where).parent)]
         arguments += ["--config", where.config] if where.named else []
         arguments += ["--simulate", simulate] if simulate else []
@@ -188,7 +205,7 @@ def _start_supervisor(where: Places, simulate: str) -> tuple[socket.socket, int]
     return ours, pid
 
 
-def _log_to_stderr(verbose: int) -> None:
+def _log_to_stderr(verbose: bool) -> None:
     """Log to stderr. Under systemd the journal adds the time; at a terminal we do."""
     time = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
     logging.basicConfig(

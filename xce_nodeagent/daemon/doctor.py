@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.errors import AgentError
@@ -90,7 +92,14 @@ def discovery(inventory: Inventory | None) -> list[Check]:
     return checks
 
 
-def bindings(live: Iterable[Binding], faults: Mapping[str, str]) -> list[Check]:
+class Fault(Struct, frozen=True):
+    """What is wrong with a binding, and what to do."""
+
+    text: str
+    remedy: str
+
+
+def bindings(live: Iterable[Binding], faults: Mapping[str, Fault]) -> list[Check]:
     """Say which bindings are not as the ledger says, and what is quarantined."""
     live = list(live)
     checks = [
@@ -107,27 +116,37 @@ def bindings(live: Iterable[Binding], faults: Mapping[str, str]) -> list[Check]:
         Check(
             name=f"binding.{job}",
             state="fault",
-            text=fault,
-            remedy="restart the agent: it puts the fence back",
+            text=fault.text,
+            remedy=fault.remedy,
         )
         for job, fault in faults.items()
     ]
     return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
 
 
-async def compare(live: Iterable[Binding], executor: Executor) -> dict[str, str]:
+async def compare(live: Iterable[Binding], executor: Executor) -> dict[str, Fault]:
     """Compare what the kernel has with the ledger; give the fault of each job that has one."""
-    faults: dict[str, str] = {}
+    faults: dict[str, Fault] = {}
     for binding in live:
         if binding.state != "bound":
             continue
         try:
             verified = await executor.verify(binding)
         except AgentError as error:
-            faults[binding.job] = error.message
+            faults[binding.job] = Fault(error.message, "look again; the log says more")
             continue
-        if verified.state in ("gone", "differs"):
-            faults[binding.job] = verified.fault or "its cgroup is gone"
+        if verified.state == "gone":
+            release = f"xce-nodeagent release --job {binding.job}"
+            release += f" --attempt {binding.attempt}" if binding.attempt else ""
+            faults[binding.job] = Fault(
+                verified.fault or "its cgroup is gone",
+                f"{release}; or wait: the agent closes the binding when it next verifies it",
+            )
+        elif verified.state == "differs":
+            faults[binding.job] = Fault(
+                verified.fault,
+                "restart the agent, which puts the fence back; or wait: it verifies by itself",
+            )
     return faults
 
 
@@ -151,10 +170,12 @@ async def strangers(
         for seen in looked.seen
         if seen.what not in granted
     ]
-    if not checks:
+    if looked.hidden:
+        text = f"{looked.hidden} processes cannot be looked into: they may have a device open"
+        checks.append(Check(name="witness", state="note", text=text))
+    elif not checks:
         text = "nobody has a device open that no job holds"
-        hidden = f"; {looked.hidden} processes cannot be looked into" if looked.hidden else ""
-        checks.append(Check(name="witness", state="ok", text=text + hidden))
+        checks.append(Check(name="witness", state="ok", text=text))
     return checks
 
 

@@ -12,19 +12,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from xce_nodeagent.daemon import roots
 from xce_nodeagent.daemon.account import load, places
-from xce_nodeagent.errors import AgentError, BadConfig
+from xce_nodeagent.errors import AgentError
+from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
-from xce_nodeagent.privileged import credential, lock, ops, seccomp
+from xce_nodeagent.privileged import credential, folder, lock, ops, seccomp
 from xce_nodeagent.privileged.binder import Binder
 from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.door import Inherited, Listening
+from xce_nodeagent.privileged.inherited import close_inherited
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.prober import Prober
 from xce_nodeagent.privileged.role import Role
-from xce_nodeagent.privileged.roots import Mount, mounts
 from xce_nodeagent.privileged.serve import Log, Work, log_to_stderr
 from xce_nodeagent.privileged.supervisor import Door, Supervisor
 from xce_nodeagent.privileged.title import set_title
@@ -70,22 +72,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(asked: argparse.Namespace, log: Log) -> int:
     set_title("xce-helpers")
-    config = load(places(os.environ, asked.config))
+    close_inherited(() if asked.socket else (asked.fd,))
+    where = places(os.environ, asked.config)
+    config = load(where)
+    mounted = hierarchies()
+    roots.check(config, mounted, where.config)
     root = os.geteuid() == 0
-    folder = Path(asked.folder)
+    agent = credential.account(config.agent.user, credential.AGENT_UID).uid if root else os.geteuid()
+    path = Path(asked.folder)
     if root:
-        folder.mkdir(0o755, parents=True, exist_ok=True)
-    mounted = mounts(Path("/proc/self/mountinfo").read_text("utf-8"))
+        path.mkdir(0o755, parents=True, exist_ok=True)
+        folder.check(asked.folder, agent)
     home = jobs_home(config, mounted)
     profile = asked.simulate or config.simulate.profile
     nodes = _simulated_nodes(profile, config) if profile and root else ()
     roles = _roles(
-        config, home, mounted, nodes, lock_path=str(folder / "binder.lock") if root else ""
+        config, home, mounted, nodes, lock_path=str(path / "binder.lock") if root else ""
     )
     door: Door
     if asked.socket:
-        uid = credential.account(config.agent.user, credential.AGENT_UID).uid if root else None
-        door = Listening(str(folder / "helpers.sock"), os.geteuid() if uid is None else uid, log)
+        door = Listening(str(path / "helpers.sock"), agent, log)
     else:
         door = Inherited(asked.fd)
     notify = Notify(os.environ) if asked.socket else Notify({})
@@ -95,18 +101,11 @@ def _run(asked: argparse.Namespace, log: Log) -> int:
 def jobs_home(config: Config, mounted: Sequence[Mount]) -> CgroupRef | None:
     """Give the cgroup in which the jobs' own cgroups are made.
 
-    What the configuration says; else the jobs' unit, if it runs; else a place of our own in the
-    first hierarchy of v2, else of v1. None where there is neither.
+    What the configuration says, which was looked at; else the jobs' unit, if it runs; else a place
+    of our own in the first hierarchy of v2, else of v1. None where there is neither.
     """
     if config.agent.cgroup_root:
-        found = _on(config.agent.cgroup_root, mounted)
-        if found is None:
-            there = ", ".join(mount.point for mount in mounted) or "none is mounted"
-            raise BadConfig(
-                f"[agent] cgroup_root = '{config.agent.cgroup_root}': expected a path below a"
-                f" cgroup hierarchy that can fence devices ({there})"
-            )
-        return found
+        return roots.on(config.agent.cgroup_root, mounted)
     for mount in sorted(mounted, key=lambda m: m.backend != "cgroup2"):
         for unit in (f"system.slice/{JOBS_UNIT}", f"xce.slice/{JOBS_UNIT}"):
             if os.path.isdir(f"{mount.point}/{unit}"):
@@ -117,14 +116,6 @@ def jobs_home(config: Config, mounted: Sequence[Mount]) -> CgroupRef | None:
             if mount.backend == backend:
                 return CgroupRef(backend, f"{mount.point}/{OWN_HOME}")
     return None
-
-
-def _on(path: str, mounted: Sequence[Mount]) -> CgroupRef | None:
-    below = [mount for mount in mounted if path.startswith(mount.point.rstrip("/") + "/")]
-    if not below:
-        return None
-    # Of nested mounts (hybrid hosts mount v2 below a tmpfs) the innermost is meant.
-    return CgroupRef(max(below, key=lambda mount: len(mount.point)).backend, path)
 
 
 def _agents_units(mounted: Sequence[Mount]) -> tuple[CgroupRef, ...]:
@@ -138,7 +129,7 @@ def _agents_units(mounted: Sequence[Mount]) -> tuple[CgroupRef, ...]:
 
 def _simulated_nodes(profile: str, config: Config) -> tuple[DeviceNode, ...]:
     from xce_nodeagent.host import Host  # noqa: PLC0415  # only where something is simulated
-    from xce_nodeagent.providers import simulated  # noqa: PLC0415
+    from xce_nodeagent.providers import simulated  # noqa: PLC0415  # the same
 
     directory = config.simulate.device_directory
     return simulated.nodes(Host(simulate=profile, device_directory=directory))
@@ -152,14 +143,15 @@ def _roles(
     *,
     lock_path: str,
 ) -> Mapping[ops.Role, Role]:
-    roots = [_on(path, mounted) for path in config.agent.cgroup_allowed_roots]
+    allowed = [roots.on(path, mounted) for path in config.agent.cgroup_allowed_roots]
     root = os.geteuid() == 0
 
     def binder(_: Log) -> Work:
         return Binder(
             home=home,
-            roots=[found for found in roots if found is not None],
+            roots=[found for found in allowed if found is not None],
             own=_agents_units(mounted),
+            owners=config.access.prepare_uids,
             take_lock=lambda: lock.take(lock_path, LOCK_PATIENCE) if lock_path else None,
             simulated=nodes,
             device_directory=config.simulate.device_directory,

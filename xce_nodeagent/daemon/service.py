@@ -14,7 +14,7 @@ class Service(Protocol):
     """The agent, as its clients see it.
 
     Every method may raise an AgentError, which becomes the answer. The server has checked the
-    shape of the message, and that `may_prepare` holds where the table in `server.py` says so;
+    shape of the message, and that `may_prepare` holds where the table in `method.py` says so;
     the rest is checked here.
 
     A call runs to its end when its client goes away: what was committed stays.

@@ -6,29 +6,62 @@ The binder checks all of it again by itself; here it serves for early, precise a
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from xce_nodeagent.errors import BadCgroup
-from xce_nodeagent.model.plan import CgroupRef
+from xce_nodeagent.model.plan import Backend, CgroupRef
 
 
-def mounts(host_mountinfo: str) -> dict[str, str]:
-    """Give where cgroup v2 (`cgroup2`) and v1's devices controller (`cgroup1`) are mounted.
+class Mount(NamedTuple):
+    """A mounted hierarchy. `root` is the cgroup that its mount point shows, usually `/`."""
 
-    The text is /proc/self/mountinfo (proc(5)): field 5 is the mount point; after `-` come the
-    file system and, last, its options.
+    backend: Backend
+    point: str
+    root: str
+    device: tuple[int, int]
+
+
+def hierarchies(mountinfo: str | None = None) -> tuple[Mount, ...]:
+    """Read the hierarchies that can fence devices: those of v2, and v1's with `devices`.
+
+    The text is /proc/self/mountinfo, which is read when it is not given. Fields 3, 4 and 5 are
+    the device, the root and the mount point; after `-` come the type, the source and the options
+    (proc(5)). Space, tab, newline and backslash are written in octal.
     """
-    found: dict[str, str] = {}
-    for line in host_mountinfo.splitlines():
+    if mountinfo is None:
+        mountinfo = Path("/proc/self/mountinfo").read_text("utf-8")
+    found: list[Mount] = []
+    for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
-        point = left.split(" ")[4]
-        kind, _, options = right.split(" ", 2)
+        fields, (kind, _, options) = left.split(" "), right.split(" ", 2)
+        backend: Backend
         if kind == "cgroup2":
-            found.setdefault("cgroup2", point)
+            backend = "cgroup2"
         elif kind == "cgroup" and "devices" in options.split(","):
-            found.setdefault("cgroup1", point)
-    return found
+            backend = "cgroup1"
+        else:
+            continue
+        major, _, minor = fields[2].partition(":")
+        device = (int(major), int(minor))
+        found.append(Mount(backend, _plain(fields[4]), _plain(fields[3]), device))
+    return tuple(found)
+
+
+def _plain(field: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def mounts(mountinfo: str) -> dict[str, str]:
+    """Give where the first hierarchy of each kind is mounted."""
+    points: dict[str, str] = {}
+    for mount in hierarchies(mountinfo):
+        points.setdefault(mount.backend, mount.point)
+    return points
 
 
 def at(path: str) -> CgroupRef:
@@ -61,14 +94,22 @@ def of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
     """Give the cgroup that a process is in: its v2 one unless that is the root, else v1 devices.
 
     Read from /proc/PID/cgroup (cgroups(7)). Raises BadCgroup when there is no such process, or
-    it is in root cgroups only. A pidfd, held meanwhile, makes sure that it is one process.
+    it is in root cgroups only.
+
+    A pidfd keeps no number from being given anew. But one that was opened first and tells, after
+    the reading, that its process has not ended shows that what was read is of that process.
     """
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError) as error:
         raise BadCgroup(f"process {pid}: {error}", pid=pid) from None
     try:
-        return _of_process(pid, mounted)
+        found = _of_process(pid, mounted)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)  # readable once the process has ended (pidfd_open(2))
+        if poll.poll(0):
+            raise BadCgroup(f"process {pid}: it has ended", pid=pid)
+        return found
     finally:
         os.close(pidfd)
 
