@@ -33,6 +33,12 @@ class Refused(Exception):
         self.details = parameters.get("details")
 
 
+@pytest.fixture(scope="session")
+def refused() -> type[Refused]:
+    """The exception that `call` raises."""
+    return Refused
+
+
 class Running:
     """An agent and what it may touch. `call` speaks to its socket, `process_in` runs in a job."""
 
@@ -41,6 +47,7 @@ class Running:
         self.config = folder / "config.toml"
         self.extra = ""
         self.python = [sys.executable]
+        self.in_group = False
         self.log = folder / "log"
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("XCE_")},
@@ -70,6 +77,7 @@ device_directory = "{self.devices}"
                 env=self.env,
                 stdout=log,
                 stderr=log,
+                start_new_session=self.in_group,
             )
         self.wait()
 

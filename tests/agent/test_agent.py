@@ -69,7 +69,7 @@ def test_nothing_is_left_behind(agent):
     assert not agent.socket.exists()
 
 
-def test_what_outlives_its_job_is_quarantined_and_freed_when_it_has_gone(agent, in_job):
+def test_what_outlives_its_job_is_quarantined_and_freed_when_it_has_gone(agent, in_job, refused):
     answer = agent.call("Prepare", job="1", attempt="a", request="rusage[gpu=1]")
     inside = in_job(cgroup_of(answer))
     given = nodes(agent)[answer["instances"][0]]
@@ -79,12 +79,12 @@ def test_what_outlives_its_job_is_quarantined_and_freed_when_it_has_gone(agent, 
     assert released["quarantined"] == answer["instances"]
     assert [h["pid"] for h in released["holders"]] == [inside.process.pid]
     assert inside.opens(given) == "EPERM"
-    with pytest.raises(Exception, match="Busy"):
+    with pytest.raises(refused, match="Busy"):
         agent.call("Prepare", job="2", instances=answer["instances"])
     inside.end()
     until = time.monotonic() + 15
     while time.monotonic() < until:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(refused):
             agent.call("Prepare", job="2", instances=answer["instances"])
             break
         time.sleep(0.1)  # the agent looks by itself, every two seconds
@@ -145,11 +145,11 @@ def test_a_cgroup_of_the_callers_is_bound_and_left_to_it(agent, in_job):
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
 )
-def test_bad_input(steady, special, ask, code, error_class):
+def test_bad_input(steady, special, refused, *, ask, code, error_class):
     """Each gets its pinned error, changes nothing, and the agent goes on."""
     if ask.get("cgroup") in special:
         ask = {**ask, "cgroup": special[ask["cgroup"]]}
-    with pytest.raises(Exception, match=r"io\.xce\.NodeAgent") as caught:
+    with pytest.raises(refused, match=r"io\.xce\.NodeAgent") as caught:
         steady.call("Prepare", **ask)
     assert (caught.value.code, caught.value.error_class) == (code, error_class)
     assert [b["job"] for b in steady.call("ListBindings")["bindings"]] == ["holder"]
@@ -350,18 +350,18 @@ def _holds_lock(process: Path, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_foreign_listener_makes_its_port_unhealthy(agent):
+def test_a_foreign_listener_makes_its_port_unhealthy(agent, refused):
     with socket.socket() as foreign:
         foreign.bind(("127.0.0.1", 20_001))
         foreign.listen()
-        with pytest.raises(Exception, match="Unhealthy"):
+        with pytest.raises(refused, match="Unhealthy"):
             agent.call("Prepare", job="1", ports=[{"port": 20_001}])
         answer = agent.call("Prepare", job="1", ports=[{"count": 4, "name": "http"}])
         assert 20_001 not in [port["port"] for port in answer["ports"]]
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_drained_instance_is_not_given_and_is_known_as_drained_after_a_restart(agent):
+def test_a_drained_instance_is_not_given_and_is_known_as_drained_after_a_restart(agent, refused):
     first = next(iter(nodes(agent)))
     before = agent.call("GetInventory")
     agent.call("Drain", id=first, reason="fan fault")
@@ -371,7 +371,7 @@ def test_a_drained_instance_is_not_given_and_is_known_as_drained_after_a_restart
     drained = next(i for i in after["instances"] if i["id"] == first)
     assert (drained["drained"], drained["reason"]) == (True, "fan fault")
     assert after["generation"] != before["generation"]
-    with pytest.raises(Exception, match="Drained"):
+    with pytest.raises(refused, match="Drained"):
         agent.call("Prepare", job="1", instances=[first])
     agent.call("Undrain", id=first)
     agent.call("Prepare", job="1", instances=[first])
@@ -426,7 +426,7 @@ def test_a_port_that_still_listens_is_told_with_its_process(agent):
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_once_it_serves_it_imports_nothing_more(agent, in_job):
+def test_once_it_serves_it_imports_nothing_more(agent, in_job, refused):
     """The interpreter may lie where only root can read, and the agent is not root any more."""
     agent.stop()
     agent.log.write_text("", "utf-8")
@@ -438,7 +438,7 @@ def test_once_it_serves_it_imports_nothing_more(agent, in_job):
     )
     inside = in_job(cgroup_of(answer))
     for ask in ({"job": "1", "attempt": "a", "request": "rusage[gpu=2]"}, {"job": "/"}, {}):
-        with pytest.raises(Exception, match=r"io\.xce"):
+        with pytest.raises(refused, match=r"io\.xce"):
             agent.call("Prepare", **ask)
     agent.call("Prepare", job="1", attempt="a", request="rusage[nic=1]", add=True)
     agent.call("Doctor")
@@ -481,3 +481,42 @@ def _eventually(look):
                 return found
         time.sleep(0.02)
     pytest.fail("it did not come to pass")
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_signal_to_the_whole_group_and_a_second_one_leave_nothing_behind(agent):
+    """timeout(1) signals its child and then the group; Ctrl-C is pressed twice."""
+    agent.stop()
+    agent.in_group = True
+    agent.start()
+    group = agent.process.pid
+    os.kill(group, signal.SIGTERM)
+    os.killpg(group, signal.SIGTERM)
+    os.killpg(group, signal.SIGINT)
+    assert agent.process.wait(20) == 0
+    assert not agent.home.exists()
+    assert not agent.devices.exists()
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_drain_counts_for_the_ports_too(agent):
+    agent.call("Drain", id="ports", reason="moving")
+    with pytest.raises(Exception, match="Drained"):
+        agent.call("Prepare", job="1", ports=[{"count": 1}])
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_drained_card_gives_none_of_its_slices(agent):
+    agent.stop()
+    agent.start("dgx-a100-mig")
+    slices = agent.instances("mig")
+    card = slices[0]["parent"]
+    of_card = [s["id"] for s in slices if s["parent"] == card]
+    agent.call("Drain", id=card, reason="fan fault")
+    shown = {i["id"]: i for i in agent.call("GetInventory")["instances"]}
+    assert all(shown[one]["drained"] for one in of_card)
+    assert not all(shown[s["id"]]["drained"] for s in slices)
+    with pytest.raises(Exception, match="Drained"):
+        agent.call("Prepare", job="1", instances=[of_card[0]])
+    rest = len(slices) - len(of_card)
+    assert len(agent.call("Prepare", job="2", request=f"rusage[mig={rest}]")["instances"]) == rest
