@@ -64,10 +64,12 @@ def _bpf() -> str:
     return "" if ctypes.get_errno() == 9 else f"bpf(2) answers errno {ctypes.get_errno()}"
 
 
+def _ip() -> str:
+    return "" if shutil.which("ip") else "needs ip(8), from iproute2"
+
+
 def _netns() -> str:
-    if not shutil.which("ip"):
-        return "needs ip(8), from iproute2"
-    return _root() or _may_unshare("--net")
+    return _ip() or _root() or _may_unshare("--net")
 
 
 def _cc() -> str:
@@ -100,6 +102,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "cgroup1": _cgroup1,
     "cgroup2": _cgroup2,
     "bpf": _bpf,
+    "ip": _ip,
     "netns": _netns,
     "cc": _cc,
     "nspawn": _nspawn,

@@ -499,14 +499,14 @@ def test_a_signal_to_the_whole_group_and_a_second_one_leave_nothing_behind(agent
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_drain_counts_for_the_ports_too(agent):
+def test_a_drain_counts_for_the_ports_too(agent, refused):
     agent.call("Drain", id="ports", reason="moving")
-    with pytest.raises(Exception, match="Drained"):
+    with pytest.raises(refused, match="Drained"):
         agent.call("Prepare", job="1", ports=[{"count": 1}])
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_drained_card_gives_none_of_its_slices(agent):
+def test_a_drained_card_gives_none_of_its_slices(agent, refused):
     agent.stop()
     agent.start("dgx-a100-mig")
     slices = agent.instances("mig")
@@ -516,7 +516,7 @@ def test_a_drained_card_gives_none_of_its_slices(agent):
     shown = {i["id"]: i for i in agent.call("GetInventory")["instances"]}
     assert all(shown[one]["drained"] for one in of_card)
     assert not all(shown[s["id"]]["drained"] for s in slices)
-    with pytest.raises(Exception, match="Drained"):
+    with pytest.raises(refused, match="Drained"):
         agent.call("Prepare", job="1", instances=[of_card[0]])
     rest = len(slices) - len(of_card)
     assert len(agent.call("Prepare", job="2", request=f"rusage[mig={rest}]")["instances"]) == rest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def nics(root: Path) -> dict[str, Instance]:
     return {nic.id: nic for nic in PROVIDER.discover(Host(root)).instances}
 
 
-@pytest.mark.skipif(not shutil.which("ip"), reason="needs ip(8), from iproute2")
+@pytest.mark.needs("ip")
 def test_this_machines_nics_are_those_that_ip_shows() -> None:
     links = json.loads(subprocess.check_output(["ip", "-d", "-j", "link"]))
     routes = json.loads(subprocess.check_output(["ip", "-j", "route", "show", "default"]))
