@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from xce_nodeagent.errors import (
@@ -29,7 +29,7 @@ from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import fence2, majors, pidfd, simnode
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
-from xce_nodeagent.privileged.fence import Fence
+from xce_nodeagent.privileged.fence import Fence, take_back
 from xce_nodeagent.privileged.fence1 import Fence1
 from xce_nodeagent.privileged.fence2 import JobFence, SharedFence
 from xce_nodeagent.privileged.grants import Grants
@@ -53,6 +53,9 @@ from xce_nodeagent.privileged.roots import Roots, Where, mounts
 MARK_LIMIT = 4096
 """Bytes of a mark: a job id and an attempt of 128 bytes each, and room for more."""
 
+BOUND_LIMIT = 16_384
+"""Cgroups that are bound at once: many times what a host can run, few enough to go over."""
+
 _GONE = Unbound(gone=True)
 
 
@@ -60,7 +63,8 @@ class Binder:
     """Answers the binder's requests. It acts on nothing before `Take`.
 
     `home` is where it makes cgroups (made by it if missing), `roots` are those below which callers
-    may name theirs, `own` the cgroups of the agent, which are never bound. `take_lock` makes sure
+    may name theirs, `own` the cgroups of the agent, which are never bound, `owners` the uids that
+    may have the folders above a job's cgroup, beside root: who may prepare. `take_lock` makes sure
     that no other binder lives. `simulated` are the nodes of a simulated machine below
     `device_directory`. `shared=False` goes without the shared program.
     """
@@ -72,6 +76,7 @@ class Binder:
         roots: Sequence[CgroupRef] = (),
         take_lock: Callable[[], object] = lambda: None,
         own: Sequence[CgroupRef] = (),
+        owners: Collection[int] = (),
         simulated: Sequence[DeviceNode] = (),
         device_directory: str = "/dev/xce-sim",
         proc: Path = Path("/proc"),
@@ -84,7 +89,7 @@ class Binder:
         self._directory = device_directory
         self._proc = proc
         self._shared = shared
-        self._roots = Roots(home=home, roots=roots, own=own, proc=proc)
+        self._roots = Roots(home=home, roots=roots, own=own, owners=owners, proc=proc)
         self._taken: Taken | None = None
         self._agent = 0
         self._fences: dict[Backend, Fence] = {}
@@ -255,6 +260,11 @@ class Binder:
             raise NotReady("this binder does not know which devices are managed: send Manage first")
         grants = self._known.unpack(bytes(request.grants), self._managed)
         _check_mark(request.mark)
+        if len(self._bound) >= BOUND_LIMIT and request.cgroup not in self._bound:
+            raise Enforcement(
+                f"{len(self._bound)} cgroups are bound, more than this binder keeps: release some",
+                cgroup=request.cgroup.path,
+            )
         where: Where = "home" if request.make else "roots"
         made = False
         if request.make:
@@ -269,6 +279,8 @@ class Binder:
                     cgroup=request.cgroup.path,
                 )
             if mark is None and not made:
+                if not request.make:
+                    self._roots.check_owners(cgroup)
                 self._roots.check_free(cgroup, populated=request.populated)
             try:
                 if mark is None:
@@ -293,35 +305,29 @@ class Binder:
             cgroup = self._roots.open(request.cgroup)
         except FileNotFoundError:
             self._bound.pop(request.cgroup, None)
-            return _GONE
+            return self._unbind_renamed(request, fence)
         with cgroup:
             mark = cgroup.mark()
+            if mark == request.mark:
+                unbound = take_back(cgroup, fence, remove=request.remove)
+                if not unbound.populated:
+                    self._bound.pop(request.cgroup, None)
+                return unbound
             if mark is None and request.remove:
                 # A crash came between making it and marking it, or before. In the home, what
                 # nobody has and nobody is in can only be ours; elsewhere it is not ours to remove.
                 inside_home = self._home and cgroup.ref.path.startswith(f"{self._home.path}/")
                 if inside_home and not cgroup.populated():
                     cgroup.remove()
-                return _GONE
-            if mark != request.mark:
-                return _GONE
-            if request.remove and cgroup.remove():
-                self._bound.pop(request.cgroup, None)
-                return _GONE
-            # Somebody is in it, or it stays: it is closed before it is answered. `bind`, because
-            # somebody else may have taken the fence away meanwhile.
-            fence.bind(cgroup, (), made=False)
-            pids = cgroup.pids()
-            if cgroup.populated():
-                return Unbound(gone=False, pids=pids, populated=True)
-            if request.remove:
-                # Not removed: somebody has come since, or is not wholly gone yet.
-                gone = cgroup.remove()
-                return Unbound(gone=gone, pids=() if gone else cgroup.pids(), populated=not gone)
-            # Left to its owner, still fenced, without a grant.
-            cgroup.drop_mark()
-            self._bound.pop(request.cgroup, None)
-            return Unbound(gone=False)
+        return self._unbind_renamed(request, fence)
+
+    def _unbind_renamed(self, request: Unbind, fence: Fence) -> Unbound:
+        """Nothing of that name has the mark: on cgroup v1 it may have another name now."""
+        found = self._roots.find(request.cgroup, request.mark)
+        if found is None:
+            return _GONE
+        with found:
+            return take_back(found, fence, remove=request.remove)
 
     def _open(self, ref: CgroupRef, where: Where) -> Cgroup:
         try:
@@ -345,7 +351,11 @@ class Binder:
                     return Verified("gone", "the cgroup was bound by another since")
                 return fence.verify(cgroup, request.grants)
         except FileNotFoundError:
-            return Verified("gone", "the cgroup does not exist")
+            found = self._roots.find(request.cgroup, request.mark)
+            if found is None:
+                return Verified("gone", "the cgroup does not exist")
+            found.close()
+            return Verified("differs", f"the cgroup was renamed to {found.ref.path}")
 
     def _join(self, request: Join, fds: Sequence[int]) -> Done:
         self._fence(request.cgroup)
@@ -358,6 +368,7 @@ class Binder:
                 raise Conflict(
                     f"cgroup {request.cgroup.path} is not bound to this job", cgroup=cgroup.ref.path
                 )
+            pidfd.check_free(request, self._roots, self._proc)
             pidfd.enter(cgroup, fds[0], request.pid)
         return Done()
 

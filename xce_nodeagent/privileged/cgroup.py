@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Rule
 from xce_nodeagent.privileged import bpf
@@ -31,10 +32,14 @@ HOME = "trusted.xce.home"
 PIDS_LIMIT = 64
 """Pids that an answer names."""
 
-DEPTH_LIMIT = 64
-"""Levels of sub-cgroups that we walk; each costs a descriptor. A job that was given its cgroup
-could nest thousands, to make a walk fail: then the walk says so instead of running out."""
+WALK_LIMIT = 1024
+"""Sub-cgroups that we look into at once. A job that was given its cgroup can make any number, and
+nobody else is served meanwhile."""
 
+REMOVE_LIMIT = 10_000
+"""Sub-cgroups that are removed at once, with the cgroup that they are in."""
+
+_PATH_LIMIT = 4096
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -124,32 +129,46 @@ class Cgroup:
             return file.read()
 
     def populated(self) -> bool:
-        """Say whether a process is in the cgroup or below it. Zombies do not count.
-
-        v1 shows nothing of a process in a pid namespace that we do not see (kernel/cgroup:
-        pidlist_array_load); there only a refused removal tells of it.
-        """
+        """Say whether a process is, or may be, in the cgroup or below it. Zombies do not count."""
         if self.ref.backend == "cgroup2":
             return "populated 1" in self.read("cgroup.events")
-        if self._procs():
-            return True
-        return any(below._procs() for below in self.descendants())  # noqa: SLF001  # the same class
+        return self.occupants()[0] is not False
 
     def pids(self) -> tuple[int, ...]:
-        """Name the processes in the cgroup and below it, 64 at most.
+        """Name the processes in the cgroup and below it, 64 at most; see `occupants`."""
+        return self.occupants()[1]
 
-        A process of another pid namespace shows as 0 and cannot be named.
+    def occupants(self) -> tuple[bool | None, tuple[int, ...]]:
+        """Say whether a process is in the cgroup or below it, and name those, 64 at most.
+
+        cgroup v2 says the first by itself. In v1 it is found out by looking into the sub-cgroups;
+        None is unknown: WALK_LIMIT were looked into, and there are more. Names are what could be
+        found in as many. A process of another pid namespace shows as 0 and cannot be named.
         """
-        found = set(self._procs())
-        for below in self.descendants():
-            if len(found) >= PIDS_LIMIT:
-                break
-            found.update(below._procs())  # noqa: SLF001  # the same class
-        return tuple(sorted(found - {0})[:PIDS_LIMIT])
+        v2 = self.ref.backend == "cgroup2"
+        if v2 and not self.populated():
+            return False, ()
+        found: set[int] = set()
+        whole = False
+        try:
+            found.update(self._procs())
+            for number, below in enumerate(self.descendants(WALK_LIMIT + 1)):
+                if len(found) >= PIDS_LIMIT or number == WALK_LIMIT:
+                    break
+                found.update(below._procs())  # noqa: SLF001  # the same class
+            else:
+                whole = True
+        except OSError:
+            if not v2 and not found:
+                raise
+        populated = True if v2 or found else False if whole else None
+        return populated, tuple(sorted(found - {0})[:PIDS_LIMIT])
 
     def _procs(self) -> list[int]:
         try:
-            return [int(word) for word in self.read("cgroup.procs").split()]
+            fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+            with open(fd, encoding="ascii") as file:
+                return [int(line) for line in itertools.islice(file, PIDS_LIMIT + 1)]
         except OSError as error:
             # A threaded cgroup of v2 has no processes of its own (EOPNOTSUPP): those of its
             # threads are listed by the domain above it. ENODEV, ENOENT: it was just removed.
@@ -169,9 +188,7 @@ class Cgroup:
 
     def children(self) -> Iterator[Cgroup]:
         """Open each sub-cgroup in turn; it is closed when the next one is asked for."""
-        with os.scandir(self.fd) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for name in names:
+        for name in _folders(self.fd, sys.maxsize):
             try:
                 fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
             except FileNotFoundError:
@@ -180,50 +197,103 @@ class Cgroup:
             with Cgroup(ref, fd, self.fd, name) as child:
                 yield child
 
-    def descendants(self, depth: int = 1) -> Iterator[Cgroup]:
-        """Open all that is below it, each before what is below that.
+    def descendants(
+        self, limit: int = WALK_LIMIT, *, enter: Callable[[Cgroup], bool] = lambda _: True
+    ) -> Iterator[Cgroup]:
+        """Open what is below it, each before what is below that, and `limit` of them at most.
 
-        Raises Enforcement when it is nested too deep to be walked.
+        Each is closed when the next one is asked for. What is below one is left out where `enter`
+        says no. Who must know whether all were seen asks for one more than it takes.
         """
-        if depth > DEPTH_LIMIT:
-            raise Enforcement(
-                f"cgroup {self.ref.path[:200]}… has more than {DEPTH_LIMIT} levels of sub-cgroups:"
-                " end its processes and remove them by hand",
-                cgroup=self.ref.path[:200],
-            )
+        for below in self._walk(limit, enter):
+            if isinstance(below, Cgroup):
+                yield below
+
+    def _walk(
+        self, limit: int, enter: Callable[[Cgroup], bool] = lambda _: True
+    ) -> Iterator[Cgroup | tuple[int, str]]:
+        """Give each cgroup below when it is come to, and its parent and name when it is left.
+
+        A job can nest thousands, so this holds two descriptors at any depth: the way back is
+        `..`, and that is the folder it came from, because the kernel moves no cgroup to another
+        parent (kernel/cgroup/cgroup-v1.c, cgroup1_rename; v2 renames none).
+        """
+        fd = os.dup(self.fd)
+        trail = [("", self.ref.path, _folders(fd, limit))]
         try:
-            for child in self.children():
-                yield child
-                yield from child.descendants(depth + 1)
-        except (FileNotFoundError, ProcessLookupError):
-            return  # removed while it was walked
+            while True:
+                name, path, names = trail[-1]
+                if not names or limit <= 0:
+                    trail.pop()
+                    if not trail:
+                        return
+                    fd = _step(fd, "..")
+                    yield fd, name
+                    continue
+                name = names.pop()
+                try:
+                    below = os.open(name, _DIRECTORY, dir_fd=fd)
+                except FileNotFoundError:
+                    continue  # removed since it was listed
+                limit -= 1
+                # What is deeper than any path can be has no use for one.
+                path = f"{path}/{name}" if len(path) < _PATH_LIMIT else path
+                with Cgroup(CgroupRef(self.ref.backend, path), below, fd, name) as child:
+                    yield child
+                    inside = _folders(below, limit) if enter(child) else []
+                    trail.append((name, path, inside))
+                    fd = _step(fd, name, below)
+        finally:
+            os.close(fd)
 
     def remove(self) -> bool:
         """Remove the cgroup with its sub-cgroups; False when a process is in it or below it.
 
-        A cgroup that is gone already counts as removed.
+        A cgroup that is gone already counts as removed. False as well when there are more
+        sub-cgroups than REMOVE_LIMIT; then as many are removed.
         """
-        if self._rmdir():
+        if self.remove_alone():
             return True
-        if self.populated():
+        if self.occupants()[0]:
             return False
-        # From below: a cgroup can be removed once nothing is under it.
-        self._remove_children(1)
-        return self._rmdir()
+        self.clear()
+        return self.remove_alone()
 
-    def _remove_children(self, depth: int) -> None:
-        for child in self.children():
-            if not child._rmdir() and depth < DEPTH_LIMIT:  # noqa: SLF001  # the same class
-                child._remove_children(depth + 1)  # noqa: SLF001  # the same class
-                child._rmdir()  # noqa: SLF001  # the same class
+    def clear(self) -> None:
+        """Remove the empty ones of its sub-cgroups, from below, REMOVE_LIMIT of them at most."""
+        for left in self._walk(REMOVE_LIMIT):
+            if not isinstance(left, Cgroup):
+                _rmdir(left[1], left[0])
 
-    def _rmdir(self) -> bool:
-        try:
-            os.rmdir(self.name, dir_fd=self.parent)
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
-                return False
-            raise
+    def remove_alone(self) -> bool:
+        """Remove the cgroup if nothing is in it; True when it is gone."""
+        return _rmdir(self.name, self.parent)
+
+
+def _folders(fd: int, limit: int) -> list[str]:
+    """List sub-cgroups, `limit` at most; none when the cgroup was removed."""
+    try:
+        with os.scandir(fd) as entries:
+            folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return list(itertools.islice(folders, max(limit, 0)))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _step(fd: int, name: str, opened: int = -1) -> int:
+    """Go to another folder, `opened` already or not; give a descriptor in the place of this."""
+    other = os.open(name, _DIRECTORY, dir_fd=fd) if opened < 0 else os.dup(opened)
+    os.close(fd)
+    return other
+
+
+def _rmdir(name: str, parent: int) -> bool:
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
         return True
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+            return False
+        raise
+    return True

@@ -10,6 +10,8 @@ from pathlib import Path
 from xce_nodeagent.errors import BadCgroup, BadRequest
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
+from xce_nodeagent.privileged.ops import Join
+from xce_nodeagent.privileged.roots import Roots, cgroups_of, mounts
 
 _PF_KTHREAD = 0x0020_0000  # linux/sched.h
 
@@ -31,6 +33,24 @@ def check(pidfd: int, pid: int, proc: Path, *, agent: int = 0) -> None:
         raise BadRequest(
             f"process {pid} is {what}, which no job may have: name a process of the job", pid=pid
         )
+
+
+def check_free(request: Join, roots: Roots, proc: Path) -> None:
+    """Raise BadRequest for a process in another binding's cgroup: it may hold what that one has."""
+    try:
+        text = (proc / str(request.pid) / "cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return  # it is ending; or /proc is mounted with hidepid=
+    for ref in cgroups_of(text, mounts((proc / "self/mountinfo").read_text("utf-8"))):
+        if ref.backend != request.cgroup.backend:
+            continue
+        found = roots.bearer(ref)
+        if found is not None and found[1] != request.mark:
+            raise BadRequest(
+                f"process {request.pid} is in cgroup {found[0]}, which is bound to another job:"
+                " name a process that has no job yet",
+                pid=request.pid,
+            )
 
 
 def _kept_back(pid: int, proc: Path, agent: int) -> str:

@@ -8,31 +8,25 @@ what is above a root, the cgroups in which the binder and the agent run and thos
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
-import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement
 from xce_nodeagent.model.plan import Backend, CgroupRef
-from xce_nodeagent.privileged.cgroup import HOME, Cgroup
+from xce_nodeagent.privileged import ancestry
+from xce_nodeagent.privileged.ancestry import openat2
+from xce_nodeagent.privileged.cgroup import HOME, WALK_LIMIT, Cgroup
 
 Where = Literal["home", "roots", "any"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,254}")  # neither . nor .., and no /
-_OPENAT2 = 437  # __NR_openat2, the same on every architecture (kernel 5.6)
-_RESOLVE = 0x1 | 0x2 | 0x4 | 0x8  # NO_XDEV | NO_MAGICLINKS | NO_SYMLINKS | BENEATH
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_TRIES = 16  # openat2 answers EAGAIN when something was renamed meanwhile
 _PATH_LIMIT = 4095  # PATH_MAX without its NUL
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
+_FIND_LIMIT = 8 * WALK_LIMIT  # only who may prepare can make so many in our way
 
 
 class Mount(NamedTuple):
@@ -100,26 +94,12 @@ def _below(path: str, root: str) -> str | None:
     return rest if path.startswith(prefix) and rest else None
 
 
-def openat2(root: int, path: str) -> int:
-    """Open a folder below a folder, over no link of any kind, on the same file system."""
-    how = (ctypes.c_char * 24).from_buffer_copy(struct.pack("=QQQ", _DIRECTORY, 0, _RESOLVE))
-    name = path.encode()
-    for _ in range(_TRIES):
-        fd: int = _syscall(_OPENAT2, root, name, how, len(how))
-        if fd >= 0:
-            return fd
-        number = ctypes.get_errno()
-        if number not in (errno.EAGAIN, errno.EINTR):
-            break
-    raise OSError(number, os.strerror(number), path)
-
-
 class Roots:
     """The home that the binder makes cgroups in, and the roots below which callers name theirs.
 
     Roots are opened when they are first needed, and again when they were removed meanwhile: an
     allowed root may be a unit that starts later. `own` are the cgroups of the agent and of its
-    helpers; the binder adds its own.
+    helpers; the binder adds its own. `owners` are the uids, beside root, that callers may be.
     """
 
     def __init__(
@@ -128,6 +108,7 @@ class Roots:
         home: CgroupRef | None,
         roots: Iterable[CgroupRef] = (),
         own: Iterable[CgroupRef] = (),
+        owners: Collection[int] = (),
         proc: Path = Path("/proc"),
     ) -> None:
         self._proc = proc
@@ -137,6 +118,7 @@ class Roots:
         self._fds: dict[CgroupRef, int] = {}
         inside = cgroups_of((proc / "self/cgroup").read_text("utf-8"), self._mounts())
         self._own = frozenset(own) | inside
+        self._owners = frozenset({0, *owners})
         self._inside_home = f"{home.path}/" if home else ""
         self._others = [ref.path for ref in (*self._roots, *self._own)]
 
@@ -318,7 +300,58 @@ class Roots:
         }.get(error.errno or 0, error.strerror)
         return BadCgroup(f"cgroup {ref.path}: {why}", cgroup=ref.path)
 
+    # ---- marks ------------------------------------------------------------------------------
+
+    def find(self, ref: CgroupRef, mark: str) -> Cgroup | None:
+        """Look for a cgroup that was renamed since it got this mark; the caller closes it.
+
+        Only v1 renames, and only below the same parent, so it is as deep as it was. Folders that
+        `check_owners` would refuse hold none, and are not entered. Raises Enforcement when there
+        are too many to look at.
+        """
+        if ref.backend != "cgroup1":
+            return None
+        root, inside = self._place(ref, "any")
+        try:
+            parent = self._root_fd(root)
+        except FileNotFoundError:
+            return None
+        depth = ref.path.count("/")
+        with Cgroup(root, os.dup(parent), -1, root.path) as top:
+            ways = top.descendants(
+                _FIND_LIMIT + 1,
+                enter=lambda way: (
+                    way.ref.path.count("/") < depth and not ancestry.loose(way.fd, self._owners)
+                ),
+            )
+            for number, way in enumerate(ways):
+                if number == _FIND_LIMIT:
+                    raise Enforcement(
+                        f"cgroup {ref.path} is gone, and {root.path} has too many cgroups to see"
+                        " whether it was renamed: remove those that nobody uses, then retry",
+                        cgroup=ref.path,
+                    )
+                if way.mark() == mark:
+                    inside = way.ref.path[len(root.path) + 1 :]
+                    return Cgroup(way.ref, os.dup(way.fd), parent, inside)
+        return None
+
+    def bearer(self, ref: CgroupRef) -> tuple[str, str] | None:
+        """Give the path and mark of the bound cgroup that this one is, or is below; None if none.
+
+        A cgroup that is gone, or not below our roots, is in none.
+        """
+        try:
+            root, inside = self._place(ref, "any")
+            return ancestry.bearer(self._root_fd(root), root.path, inside.split("/"))
+        except (BadCgroup, OSError):
+            return None
+
     # ---- taking -----------------------------------------------------------------------------
+
+    def check_owners(self, cgroup: Cgroup) -> None:
+        """Raise BadCgroup when a user could take processes out of a cgroup that a caller named."""
+        ancestry.check_owners(cgroup, self._owners)
 
     def check_free(self, cgroup: Cgroup, *, populated: bool) -> None:
         """Raise BadCgroup unless the cgroup can be bound anew.
@@ -328,18 +361,20 @@ class Roots:
         """
         path = cgroup.ref.path
         parts = cgroup.name.split("/")
-        above = path.removesuffix(cgroup.name)
-        for depth in range(1, len(parts)):
-            inside = "/".join(parts[:depth])
-            ref = CgroupRef(cgroup.ref.backend, above + inside)
-            with Cgroup(ref, openat2(cgroup.parent, inside), cgroup.parent, inside) as ancestor:
-                if ancestor.mark() is not None:
-                    raise BadCgroup(
-                        f"cgroup {path} is below {ref.path}, which is bound: release that first",
-                        cgroup=path,
-                        bound=ref.path,
-                    )
-        for below in cgroup.descendants():
+        root = path.removesuffix(f"/{cgroup.name}")
+        if above := ancestry.bearer(cgroup.parent, root, parts[:-1]):
+            raise BadCgroup(
+                f"cgroup {path} is below {above[0]}, which is bound: release that first",
+                cgroup=path,
+                bound=above[0],
+            )
+        for number, below in enumerate(cgroup.descendants(WALK_LIMIT + 1)):
+            if number == WALK_LIMIT:
+                raise BadCgroup(
+                    f"cgroup {path} has more than {WALK_LIMIT} sub-cgroups: remove those that"
+                    " nobody uses, or bind it before they are made",
+                    cgroup=path,
+                )
             if below.mark() is not None:
                 raise BadCgroup(
                     f"cgroup {path} is above {below.ref.path}, which is bound: release that first",
