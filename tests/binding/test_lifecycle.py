@@ -72,7 +72,7 @@ def test_a_held_attempt_with_something_else_is_a_conflict(node):
 
 def test_two_attempts_of_a_job_do_not_share_its_cgroup(node):
     prepare(node, instances=("GPU-1",), attempt="a")
-    with pytest.raises(errors.Conflict, match="is bound to job"):
+    with pytest.raises(errors.Conflict, match="is still bound"):
         prepare(node, instances=("GPU-2",), attempt="b")
 
 
@@ -430,3 +430,12 @@ def test_verification_puts_back_what_differs_and_closes_what_vanished(node):
     run(node.life.verify())
     assert node.books.bound["/cg/home/job-1"] == whole
     assert node.held() == {"GPU-1": [("1", "a")], "GPU-3": [("3", "a")]}
+
+
+def test_a_retry_after_something_was_given_up_is_a_conflict_and_not_an_answer_without_it(node):
+    prepare(node, request="2", attempt="a", uid=7)
+    release(node, attempt="a", instances=("GPU-1",))
+    with pytest.raises(errors.Conflict):
+        prepare(node, request="2", attempt="a", uid=7)
+    held = node.ledger.book.live["1", "a"].instances
+    assert prepare(node, instances=held, attempt="a", uid=7).instances == held

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from xce_nodeagent.model.binding import (
     Binding,
-    Cleaned,
     Committed,
     Drained,
     Event,
     Key,
-    Released,
     Undrained,
     follow,
 )
 from xce_nodeagent.model.instance import Holder, Instance
 from xce_nodeagent.model.inventory import overlapping
+
+_WAS_RELEASED = ("releasing", "quarantined")
 
 
 class Book:
@@ -58,19 +58,20 @@ class Book:
                 # A requeue under an attempt that was never told apart: the tombstone is no more.
                 self.over.pop((event.job, event.attempt), None)
         if after is not None:
-            self._store(after, released=isinstance(event, (Released, Cleaned)))
+            self._store(after)
         return after
 
-    def _store(self, after: Binding, *, released: bool) -> None:
+    def _store(self, after: Binding) -> None:
         key = after.key
-        if before := self.live.pop(key, None):
+        before = self.live.pop(key, None)
+        if before is not None:
             self._unindex(before)
         if after.state != "ended":
             self.live[key] = after
             self._index(after)
-        elif released and after.attempt:
-            # Only a release ends an attempt for good. A prepare that failed, and a binding that
-            # was lost, may be asked for again.
+        elif after.attempt and before is not None and before.state in _WAS_RELEASED:
+            # Only a release ends an attempt for good, also one whose outcome was not recorded.
+            # A prepare that failed, and a binding that was lost, may be asked for again.
             self.over[key] = after.changed
 
     def _index(self, binding: Binding) -> None:

@@ -13,10 +13,19 @@ from typing import Literal
 from msgspec import Struct
 
 from xce_nodeagent.model import environment
+from xce_nodeagent.model.binding import Key
 from xce_nodeagent.model.config import EnforcementPolicy
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
-from xce_nodeagent.model.plan import CgroupRef, HoldPort, Plan, SetEnv, Step
+from xce_nodeagent.model.plan import (
+    AdoptCgroup,
+    CgroupRef,
+    HoldPort,
+    MakeCgroup,
+    Plan,
+    SetEnv,
+    Step,
+)
 from xce_nodeagent.provider import Grant, PortGrant, Provider
 
 KEPT = 512
@@ -44,10 +53,10 @@ class Composer:
 
     def compose(
         self,
-        job: str,
+        job: Key,
         instances: Sequence[Instance],
         ports: tuple[HoldPort, ...],
-        cgroup: Step | None,
+        cgroup: MakeCgroup | AdoptCgroup | None,
         inventory: Inventory,
     ) -> Plan:
         """Give the plan: the cgroup first, what opens and holds, then the environment.
@@ -61,7 +70,13 @@ class Composer:
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = self._compose(instances, ports, inventory)
-        return part.placed(cgroup, SetEnv("XCE_JOB_ID", job))
+        name, attempt = job
+        more = [SetEnv("XCE_JOB_ID", name)]
+        if attempt:
+            more.append(SetEnv("XCE_ATTEMPT", attempt))
+        if cgroup is not None:
+            more.append(SetEnv("XCE_CGROUP", cgroup.cgroup.path))
+        return part.placed(cgroup, *more)
 
     def _compose(
         self, instances: Sequence[Instance], ports: Sequence[HoldPort], inventory: Inventory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct, structs
 
@@ -36,10 +37,11 @@ def demand(ask: wire.Prepare) -> Demand:
     job = name.job_id(ask.job)
     attempt = name.attempt(ask.attempt or "")
     instances = ask.instances or ()
-    if len(instances) > INSTANCES_LIMIT or len(set(instances)) != len(instances):
-        raise BadRequest(
-            f"instances: expected at most {INSTANCES_LIMIT} different ids, got {len(instances)}"
-        )
+    if len(instances) > INSTANCES_LIMIT:
+        raise BadRequest(f"instances: expected at most {INSTANCES_LIMIT}, got {len(instances)}")
+    for one, next_one in pairwise(sorted(instances)):
+        if one == next_one:
+            raise BadRequest(f"instance {one[:100]} is named twice", instance=one[:100])
     request = ask.request or ""
     if len(request) > REQUEST_LIMIT:
         raise BadRequest(f"request: expected at most {REQUEST_LIMIT} characters")

@@ -8,7 +8,7 @@ from xce_nodeagent.binding.demand import Demand
 from xce_nodeagent.errors import BadCgroup, Busy, Conflict, Enforcement
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.model import name
-from xce_nodeagent.model.plan import AdoptCgroup, CgroupRef, MakeCgroup, Step
+from xce_nodeagent.model.plan import AdoptCgroup, CgroupRef, MakeCgroup
 
 
 def named(
@@ -39,7 +39,7 @@ def named(
 
 def choose(
     book: Book, want: Demand, site: Site, cgroup: CgroupRef | None
-) -> tuple[Step | None, str]:
+) -> tuple[MakeCgroup | AdoptCgroup | None, str]:
     """Give the step that names the job's cgroup, and what the answer says of enforcement.
 
     `cgroup` is what the caller named, looked up; None lets the job have one of its own.
@@ -56,7 +56,7 @@ def choose(
             return None, site.policy
         own = CgroupRef(site.home.backend, f"{site.home.path}/{name.cgroup_name(want.job)}")
         _unbound(book, want, own)
-        step: Step = MakeCgroup(own)
+        step: MakeCgroup | AdoptCgroup = MakeCgroup(own)
     else:
         below_roots(site, cgroup.path)
         _unbound(book, want, cgroup)
@@ -74,6 +74,12 @@ def _unbound(book: Book, want: Demand, cgroup: CgroupRef) -> None:
             f"cgroup {path} still has what attempt {attempt!r} of this job left over: wait until"
             " it is clean",
             holders=[{"job": job, "attempt": attempt}],
+        )
+    if job == want.job:
+        raise Conflict(
+            f"attempt {attempt!r} of job {job!r} is still bound: release it first",
+            job=job,
+            attempt=attempt,
         )
     who = f"job {job!r} attempt {attempt!r}"
     if path == cgroup.path:

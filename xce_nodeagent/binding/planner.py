@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from msgspec import structs
+
 from xce_nodeagent.binding import place
 from xce_nodeagent.binding.book import Book
 from xce_nodeagent.binding.composer import Composer, Site
@@ -28,9 +30,10 @@ from xce_nodeagent.model.binding import Binding, Changed, Committed
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
 from xce_nodeagent.model.plan import (
+    AdoptCgroup,
     CgroupRef,
     HoldPort,
-    Step,
+    MakeCgroup,
 )
 from xce_nodeagent.provider import Divides, Provider
 
@@ -104,6 +107,7 @@ def wants_ports(inventory: Inventory, want: Demand) -> Instance | None:
     if not want.ask.ports:
         return None
     if (instance := inventory.ports) is not None:
+        _fit(instance)
         return instance
     raise BadPort(
         "this node manages no ports: set `[ports] range` in its configuration, such as"
@@ -163,11 +167,11 @@ def plan(
     chosen |= {hold.instance for hold in ports}
     order = [instance for instance in inventory.instances if instance.id in chosen]
     if before is not None:
-        step: Step | None = before.plan.cgroup
+        step: MakeCgroup | AdoptCgroup | None = before.plan.cgroup
         enforcement = before.enforcement
     else:
         step, enforcement = place.choose(book, want, site, cgroup)
-    whole = composer.compose(want.job, order, ports, step, inventory)
+    whole = composer.compose(key, order, ports, step, inventory)
     excluded = _excluded(instances, order)
     ids = tuple(instance.id for instance in order)
     if before is not None:
@@ -195,13 +199,15 @@ def shrink(
     gone = set(away) & set(binding.instances)
     if not gone:
         return None
-    # What made it grow may be asked for again; what it was made with is still its first ask.
-    asks = binding.asks[:1]
+    # What was asked for is not what it holds any more: to ask for that again is a conflict, and
+    # not an answer without the card; to ask for what it holds now is the same again.
+    stays = tuple(sorted(i for i in binding.instances if i not in gone and i != "ports"))
+    asks = (structs.replace(binding.asks[0], instances=stays, request=""),)
     instances = inventory.by_id()
     _present(instances, binding, gone)
     stay = [instances[i] for i in binding.instances if i not in gone]
     ports = tuple(hold for hold in binding.plan.ports if hold.instance not in gone)
-    whole = composer.compose(binding.job, stay, ports, binding.plan.cgroup, inventory)
+    whole = composer.compose(binding.key, stay, ports, binding.plan.cgroup, inventory)
     return Changed(
         job=binding.job, attempt=binding.attempt, asks=asks, leaving=_overlapped(instances, gone),
         instances=tuple(i for i in binding.instances if i not in gone),
@@ -246,16 +252,23 @@ def _named(
         )
     if not book.is_free(instance):
         _not_of_others(instances, book, wanted, key)
+    _fit(instance)
+    return instance
+
+
+def _fit(instance: Instance) -> None:
+    """Raise Drained or Unhealthy where an instance is not to be given to anybody."""
     if instance.drained:
-        why = book.drained.get(wanted) or instance.reason or "no reason given"
-        raise DrainedError(f"instance {wanted} is drained: {why}", instance=wanted)
+        raise DrainedError(
+            f"instance {instance.id} is drained: {instance.reason or 'no reason given'}",
+            instance=instance.id,
+        )
     if not instance.healthy:
         raise UnhealthyError(
-            f"instance {wanted} is unhealthy: {instance.reason or 'no reason known'}",
-            instance=wanted,
+            f"instance {instance.id} is unhealthy: {instance.reason or 'no reason known'}",
+            instance=instance.id,
             reason=instance.reason,
         )
-    return instance
 
 
 def _not_of_others(

@@ -124,6 +124,20 @@ def bindings(live: Iterable[Binding], faults: Mapping[str, Fault]) -> list[Check
     return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
 
 
+def report(failed: str) -> list[Check]:
+    """Say whether the inventory can be reported."""
+    if not failed:
+        return []
+    return [
+        Check(
+            name="report",
+            state="warning",
+            text=f"the inventory cannot be written to {failed}",
+            remedy="let the agent's user write in that folder",
+        )
+    ]
+
+
 async def compare(live: Iterable[Binding], executor: Executor) -> dict[str, Fault]:
     """Compare what the kernel has with the ledger; give the fault of each job that has one."""
     faults: dict[str, Fault] = {}

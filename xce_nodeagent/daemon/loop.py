@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from xce_nodeagent import __version__, upstream
+from xce_nodeagent import __version__
 from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
@@ -25,6 +25,7 @@ from xce_nodeagent.daemon import doctor
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.parts import Parts
+from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
@@ -90,6 +91,7 @@ class Daemon:
         notify: Notify,
         monitor: Monitor | None,
         own_uid: int,
+        helpers_are_root: bool,
     ) -> None:
         self._config = config
         self._where = where
@@ -104,7 +106,7 @@ class Daemon:
         self._rescan: asyncio.TimerHandle | None = None
         self._verification: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
-        self._reporting = asyncio.Lock()
+        self._reporter = Reporter(Path(config.upstream_file.path))
         self.ledger = Ledger(where.state / "ledger.db", host.boot_id(), time.time)
         self._supply = Supply(dial)
         self.binder = Helper(
@@ -122,7 +124,9 @@ class Daemon:
         )
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._vendor = Vendor(self.prober, self._look_again)
-        enforced = config.agent.enforcement != "off"
+        # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
+        enforced = config.agent.enforcement != "off" and helpers_are_root
+        self._enforced = enforced
         self._executor = Executor(
             self.binder if enforced else None, lambda: self._managed or frozenset()
         )
@@ -159,7 +163,7 @@ class Daemon:
         granted = {rule.device for binding in self.ledger.book for rule in binding.plan.grants}
         gone = self._foreign(granted - devices)
         self._managed = frozenset(devices | granted) - gone.keys()
-        if self._config.agent.enforcement == "off":
+        if not self._enforced:
             return
         try:
             await self.binder.call(Manage(tuple(sorted(self._managed))))
@@ -204,12 +208,15 @@ class Daemon:
                 await lifecycle.close()
         finally:
             await self._close()
+            # The loop gives signals back to their defaults when it closes; until somebody has
+            # said what becomes of a second one, it waits.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         return 0
 
     async def _start(self) -> Lifecycle:
         policy = self._config.agent.enforcement
         home: CgroupRef | None = None
-        if policy != "off":
+        if self._enforced:
             await self.binder.start()
             home = self.taken.home if self.taken else None
         lifecycle = Lifecycle(
@@ -328,16 +335,7 @@ class Daemon:
         return current is None or any(p.state == "not_yet" for p in current.problems)
 
     def _report(self, inventory: Inventory) -> None:
-        self._spawn(self._write_report(inventory))
-
-    async def _write_report(self, inventory: Inventory) -> None:
-        path = Path(self._config.upstream_file.path)
-        # One after the other, or an older inventory could replace a newer one.
-        async with self._reporting:
-            try:
-                await asyncio.to_thread(upstream.write, path, inventory)
-            except OSError as error:
-                log.error("the inventory cannot be written to %s: %s", path, error)
+        self._spawn(self._reporter.write(inventory))
 
     # ---- small duties -----------------------------------------------------------------------
 
@@ -387,6 +385,7 @@ class Daemon:
             doctor.helpers({helper.role: helper.restarts for helper in everybody}),
             *doctor.discovery(self.survey.current),
             *doctor.bindings(book, await doctor.compare(book, self._executor)),
+            *doctor.report(self._reporter.failed),
             *await doctor.strangers(book, self._managed or frozenset(), self.witness),
         )
 

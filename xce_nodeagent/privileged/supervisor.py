@@ -37,6 +37,9 @@ were killed."""
 REPLACED_GRACE = 0.2
 """Seconds that a helper which was replaced has to end by itself, so that its exit tells why."""
 
+SIGNALLED_GRACE = 1.0
+"""Seconds that helpers have to end by themselves after the supervisor was told to end."""
+
 SETTLED = 10.0
 """Seconds after which a spare that dies was not ill from the start."""
 
@@ -365,9 +368,10 @@ class Supervisor:
     def _signalled(self) -> None:
         if signal.SIGTERM in self._wake_out.recv(64):
             self._close()
-            # Whoever sent it wants an end now. What a helper was about is asked of the next one.
-            for child in self._nursery:
-                child.kill()
+            # The live ones are the agent's, and may not hear of it. Where it ends as well (a group
+            # was signalled), the binder has a moment to tidy up; what it was about otherwise is
+            # asked of the next one.
+            self._end_by(list(self._nursery), SIGNALLED_GRACE)
 
     def _later(self, seconds: float, callback: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))
