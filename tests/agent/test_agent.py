@@ -520,3 +520,19 @@ def test_a_drained_card_gives_none_of_its_slices(agent, refused):
         agent.call("Prepare", job="1", instances=[of_card[0]])
     rest = len(slices) - len(of_card)
     assert len(agent.call("Prepare", job="2", request=f"rusage[mig={rest}]")["instances"]) == rest
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_stranger_on_a_port_is_seen_in_the_inventory(agent):
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 20_500))
+        stranger.listen()
+
+        def seen():
+            found = agent.call("GetInventory")
+            ports = next(i for i in found["instances"] if i["type"] == "ports")
+            if ports["attributes"].get("foreign_listeners") == "20500":
+                return found
+            return None
+
+        assert _eventually(seen)["counters"]["ports"] == {"total": 1000, "healthy": 999}

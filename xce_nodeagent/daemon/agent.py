@@ -23,6 +23,7 @@ from xce_nodeagent.model.inventory import Inventory, with_holders
 
 REASON_LIMIT = 1024
 DOCTOR_SECONDS = 5.0
+PORTS_SECONDS = 1.0
 
 
 class Agent:
@@ -43,6 +44,7 @@ class Agent:
         self._prepare_uids = prepare_uids
         self._examine = examine
         self._examining = asyncio.Lock()
+        self._ports_at = -PORTS_SECONDS
         self._examined_at = -DOCTOR_SECONDS
         self._checks: tuple[wire.Check, ...] = ()
 
@@ -83,6 +85,11 @@ class Agent:
 
     async def get_inventory(self, peer: Peer) -> Inventory:
         """Give the inventory as it is now, with `held_by`."""
+        # Who else uses ports changes without an event. Once a second is enough for people, and
+        # keeps whoever asks in a loop from writing a generation each time.
+        if time.monotonic() - self._ports_at >= PORTS_SECONDS:
+            self._ports_at = time.monotonic()
+            self._survey.look_at_ports()
         return with_holders(self.inventory(), self._lifecycle.book.held())
 
     def subscribe(self, callback: Callable[[Inventory], None]) -> Callable[[], None]:
