@@ -1,6 +1,7 @@
 """An agent without a host: the real server before a service that keeps its bindings in memory.
 
-Run as a program: `agent.py SOCKET [--stall SECONDS] [--connections N] [--per-uid N]`.
+Run as a program: `agent.py SOCKET [--stall SECONDS] [--connections N] [--per-uid N]
+[--passes-rights]`.
 
 It says `ready` on stdout, ends on SIGTERM, and ends by itself when its stdin does.
 """
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -231,8 +233,12 @@ class InMemory:
         return wire.Checks(checks=tuple(found))
 
 
-async def serve(path: str, limits: Limits) -> None:
-    server = Server(InMemory(), listen(path), version="0", limits=limits)
+async def serve(path: str, limits: Limits, *, passes_rights: bool) -> None:
+    listener = listen(path)
+    if passes_rights:  # as every socket does before Linux 6.16
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, 83, 1)
+    server = Server(InMemory(), listener, version="0", limits=limits)
     server.start()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -271,6 +277,7 @@ if __name__ == "__main__":
     parser.add_argument("--stall", type=float, default=30.0)
     parser.add_argument("--connections", type=int, default=1024)
     parser.add_argument("--per-uid", type=int, default=64)
+    parser.add_argument("--passes-rights", action="store_true")
     given = parser.parse_args()
     asyncio.run(
         serve(
@@ -280,5 +287,6 @@ if __name__ == "__main__":
                 per_uid=given.per_uid,
                 stall_seconds=given.stall,
             ),
+            passes_rights=given.passes_rights,
         )
     )

@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from xce_nodeagent.daemon import rights
 from xce_nodeagent.daemon.message import failure
 from xce_nodeagent.errors import AgentError, BadRequest
 from xce_nodeagent.model.wire import MESSAGE_LIMIT
@@ -60,6 +61,7 @@ class Connection:
         received: Callable[[Connection, bytes], None],
         closed: Callable[[Connection], None],
         scratch: bytearray,
+        wary: bool,
     ) -> None:
         self.peer = peer
         self._loop = loop
@@ -68,6 +70,7 @@ class Connection:
         self._received = received
         self._closed = closed
         self._scratch = scratch
+        self._wary = wary  # descriptors may come along: see rights.py
         self._view = memoryview(scratch)
         self._inbox = bytearray()
         self._outbox = bytearray()
@@ -98,11 +101,14 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            count = self._sock.recv_into(self._scratch)
+            count = self._read_wary() if self._wary else self._sock.recv_into(self._scratch)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
+            return
+        if count < 0:
+            self.refuse(BadRequest("a descriptor came along: send none"))
             return
         if not count:
             self._ended = True
@@ -120,6 +126,10 @@ class Connection:
             if len(self._inbox) > MESSAGE_LIMIT and (self._busy or self._outbox):
                 self._read_no_more()  # it may go on when its calls are answered
         self._next()
+
+    def _read_wary(self) -> int:
+        count = rights.readable(self._sock, self._scratch)
+        return self._sock.recv_into(self._scratch, count) if count > 0 else count
 
     def _next(self) -> None:
         """Take the next message, if there is a whole one and its turn has come."""
@@ -256,5 +266,8 @@ class Connection:
             self._timer.cancel()
         self._read_no_more()
         self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
-        self._closed(self)
+        if self._wary:
+            rights.part(self._loop, self._sock, lambda: self._closed(self))
+        else:
+            self._sock.close()
+            self._closed(self)

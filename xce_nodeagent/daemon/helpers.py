@@ -78,7 +78,9 @@ def _run(asked: argparse.Namespace, log: Log) -> int:
     mounted = hierarchies()
     roots.check(config, mounted, where.config)
     root = os.geteuid() == 0
-    agent = credential.account(config.agent.user, credential.AGENT_UID).uid if root else os.geteuid()
+    agent = (
+        credential.account(config.agent.user, credential.AGENT_UID).uid if root else os.geteuid()
+    )
     path = Path(asked.folder)
     if root:
         path.mkdir(0o755, parents=True, exist_ok=True)
@@ -172,7 +174,15 @@ def _roles(
     probing = credential.account("xce-prober", credential.PROBER_UID, credential.device_groups())
     witnessing = credential.Identity(credential.WITNESS_UID, credential.WITNESS_UID)
     roles = (
-        Role("binder", ops.BinderRequest, binder, seccomp.BINDER, None, _BINDER | simulating),
+        Role(
+            "binder",
+            ops.BinderRequest,
+            binder,
+            seccomp.BINDER,
+            None,
+            _BINDER | simulating,
+            descriptors=True,
+        ),
         Role("prober", ops.ProberRequest, prober, seccomp.PROBER, probing if root else None),
         Role(
             "witness",

@@ -23,6 +23,11 @@ def attempt(text: str) -> str:
     return _checked("attempt", text) if text else text
 
 
+def printable(text: str) -> str:
+    """Give a name that a stranger chose so that a terminal shows it and does not obey it."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def _checked(what: str, text: str) -> str:
     if not _NAME.fullmatch(text) or _FORBIDDEN & set(text):
         shown = text if len(text) <= 40 else f"{text[:40]}… ({len(text)} characters)"

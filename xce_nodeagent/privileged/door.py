@@ -9,7 +9,8 @@ import stat
 import struct
 
 from xce_nodeagent.errors import BadConfig
-from xce_nodeagent.privileged.channel import make_room
+from xce_nodeagent.privileged import folder
+from xce_nodeagent.privileged.channel import make_room, take_no_descriptors
 from xce_nodeagent.privileged.serve import Log
 
 
@@ -20,6 +21,7 @@ class Inherited:
 
     def __init__(self, descriptor: int) -> None:
         self._end: socket.socket | None = socket.socket(fileno=descriptor)
+        take_no_descriptors(self._end)
         os.set_inheritable(descriptor, False)  # noqa: FBT003  # it takes it so only
 
     def fileno(self) -> int:
@@ -46,7 +48,7 @@ class Listening:
     def __init__(self, path: str, uid: int, log: Log) -> None:
         self._uid = uid
         self._log = log
-        _check_folder(os.path.dirname(path), uid)
+        folder.check(os.path.dirname(path), uid)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -58,6 +60,7 @@ class Listening:
                 os.umask(before)
             if uid != os.geteuid():
                 _give(path, uid)
+            take_no_descriptors(self._listener)  # who comes in by it neither can send one
             self._listener.listen(4)
             self._listener.settimeout(0)
         except BaseException:
@@ -69,7 +72,10 @@ class Listening:
         return self._listener.fileno()
 
     def enter(self) -> socket.socket | None:
-        """Let whoever knocks in, if it is the agent's user."""
+        """Let whoever knocks in, if it is the agent's user.
+
+        Raise OSError when there is no room for anybody; whoever knocks still waits then.
+        """
         try:
             end, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -88,17 +94,6 @@ class Listening:
     def close(self) -> None:
         """Nobody comes in any more. The path stays, for systemd or the next one to remove."""
         self._listener.close()
-
-
-def _check_folder(folder: str, uid: int) -> None:
-    """Refuse a folder in which a third could put a socket of theirs in the place of ours."""
-    found = os.stat(folder or ".")
-    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if found.st_uid not in (os.geteuid(), uid) or shared:
-        raise BadConfig(
-            f"{folder}: expected a folder of uid {os.geteuid()} or {uid} that nobody else can"
-            f" write to; it is of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-        )
 
 
 def _give(path: str, uid: int) -> None:

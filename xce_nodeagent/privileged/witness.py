@@ -4,6 +4,8 @@ It reads /proc and writes nothing. What it meets there was arranged by the jobs 
 
 - A descriptor's file is looked at with AT_STATX_DONT_SYNC: a plain stat(2) asks the file's owner
   where that is a FUSE daemon, and a job's daemon may never answer.
+- Where a file's owner refuses to be asked (FUSE is for its own user alone), the next descriptor is
+  looked at, and the process counts as hidden as well.
 - Threads may have descriptor tables of their own, and the first thread may have ended: every table
   is looked at, once (kcmp(2) tells tables apart).
 
@@ -21,12 +23,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from xce_nodeagent.model import name
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.syscall import call
 
 SEEN_LIMIT = 1000
 """Holders in one answer, which must fit into a message."""
+
+TABLES_LIMIT = 256
+"""Descriptor tables of one process that are looked at: each thread may have one of its own."""
 
 _AT_STATX_DONT_SYNC = 0x4000
 _STATX_TYPE_INO = 0x101  # STATX_TYPE | STATX_INO
@@ -70,7 +76,8 @@ class Witness:
         unseen = set(sockets)
         for pid in self._pids():
             try:
-                held = self._held(pid, numbers, sockets)
+                held, whole = self._held(pid, numbers, sockets)
+                hidden += not whole
                 if not held:
                     continue
                 unseen -= {inode for inode, _ in held}
@@ -79,8 +86,8 @@ class Witness:
             except OSError as error:
                 hidden += error.errno not in _GONE
                 continue
-            name = comm.decode("utf-8", "replace").rstrip("\n")
-            seen += [ops.Seen(pid, uid, name, what) for what in sorted({w for _, w in held})]
+            called = name.printable(comm.decode("utf-8", "replace").rstrip("\n"))
+            seen += [ops.Seen(pid, uid, called, what) for what in sorted({w for _, w in held})]
         orphans = {(sockets[inode].uid, sockets[inode].what) for inode in unseen}
         seen += [ops.Seen(0, uid, "", what) for uid, what in sorted(orphans)]
         return ops.Looked(tuple(seen[:SEEN_LIMIT]), hidden)
@@ -113,24 +120,29 @@ class Witness:
 
     def _held(
         self, pid: int, numbers: dict[tuple[str, int, int], str], sockets: dict[int, Socket]
-    ) -> set[tuple[int, str]]:
-        """Give what a process holds, with the inode of a socket, and 0 for a device."""
+    ) -> tuple[set[tuple[int, str]], bool]:
+        """Give what a process holds, with the inode of a socket, and 0 for a device.
+
+        And whether all of it could be looked at.
+        """
         held: set[tuple[int, str]] = set()
-        for table in self._tables(pid):
+        whole = True
+        for number, table in enumerate(self._tables(pid)):
+            if number == TABLES_LIMIT:
+                return held, False
             try:
                 names = os.listdir(table)
             except OSError as error:
                 if error.errno in _GONE:  # this thread has ended; others may have not
                     continue
                 raise
-            for name in names:
-                path = f"{table}/{name}"
+            for number in names:
+                path = f"{table}/{number}"
                 try:
                     mode, inode, major, minor = self._statx(path)
                 except OSError as error:
-                    if error.errno in _GONE:  # it was closed meanwhile
-                        continue
-                    raise
+                    whole = whole and error.errno in _GONE  # it was closed meanwhile
+                    continue
                 if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                     kind = "c" if stat.S_ISCHR(mode) else "b"
                     if (what := numbers.get((kind, major, minor))) is not None:
@@ -139,25 +151,38 @@ class Witness:
                 elif (
                     stat.S_ISSOCK(mode)
                     and (found := sockets.get(inode)) is not None
-                    and os.readlink(path) == f"socket:[{inode}]"
+                    and _link(path) == f"socket:[{inode}]"
                 ):
                     held.add((inode, found.what))
-        return held
+        return held, whole
 
     def _tables(self, pid: int) -> Iterator[str]:
         """Give one folder of descriptors for each descriptor table of a process."""
         threads = [int(name) for name in os.listdir(f"{self._proc}/{pid}/task")]
+        # One thread for each table, in the order that kcmp has for tables.
         known: list[int] = []
         for thread in threads:
-            if not any(self._same_table(thread, other) for other in known):
-                known.append(thread)
+            try:
+                place, new = self._place(thread, known)
+            except OSError:  # a kernel without kcmp, or one of them has ended: look at it anyway
+                yield f"{self._proc}/{pid}/task/{thread}/fd"
+                continue
+            if new:
+                known.insert(place, thread)
                 yield f"{self._proc}/{pid}/task/{thread}/fd"
 
-    def _same_table(self, one: int, other: int) -> bool:
-        try:
-            return call("kcmp", one, other, _KCMP_FILES, 0, 0) == 0
-        except OSError:
-            return False  # a kernel without kcmp, or one has ended: look at both
+    @staticmethod
+    def _place(thread: int, known: list[int]) -> tuple[int, bool]:
+        """Find a thread's table among those that are known: where it belongs, and if it is new."""
+        low, high = 0, len(known)
+        while low < high:
+            middle = (low + high) // 2
+            # kcmp(2): 0 is the same, 1 less, 2 more, 3 neither: then there is no order to use.
+            order = call("kcmp", thread, known[middle], _KCMP_FILES, 0, 0)
+            if order == 0:
+                return middle, False
+            low, high = (low, middle) if order == 1 else (middle + 1, high)
+        return low, True
 
     def _statx(self, path: str) -> tuple[int, int, int, int]:
         """Give mode, inode, and the numbers of the device that the file is, if it is one."""
@@ -167,3 +192,10 @@ class Witness:
         (inode,) = struct.unpack_from("=Q", raw, 32)
         major, minor = struct.unpack_from("=II", raw, 128)
         return mode, inode, major, minor
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""  # it was closed meanwhile
