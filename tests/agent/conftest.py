@@ -48,6 +48,9 @@ class Running:
         self.extra = ""
         self.python = [sys.executable]
         self.in_group = False
+        self.program = ["-m", "xce_nodeagent"]
+        self.directory: Path | None = None
+        self.inherits: tuple[int, ...] = ()
         self.log = folder / "log"
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("XCE_")},
@@ -73,11 +76,13 @@ device_directory = "{self.devices}"
         )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.python, "-m", "xce_nodeagent", "run", "--simulate", profile],
+                [*self.python, *self.program, "run", "--simulate", profile],
                 env=self.env,
                 stdout=log,
                 stderr=log,
                 start_new_session=self.in_group,
+                cwd=self.directory,
+                pass_fds=self.inherits,
             )
         self.wait()
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,32 @@ def test_the_runtime_folder_says_where_the_socket_is(agent: str) -> None:
     # The socket's own name goes first.
     other = hook("release", "/nonexistent", "--job", "1", XCE_NODEAGENT_RUNTIME_DIR=runtime)
     assert (other.returncode, len(held(agent))) == (75, 1)
+
+
+def test_an_agent_with_a_full_queue_is_waited_for_and_not_for_long(tmp_path: Path) -> None:
+    path = str(tmp_path / "crowded")
+    with closing(socket.socket(socket.AF_UNIX)) as crowded, ExitStack() as stack:
+        crowded.bind(path)
+        crowded.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)  # the one place is taken
+        done, seconds = quickest(lambda: hook("prepare", path, "--job", "1"))
+        assert (done.returncode, done.stdout) == (75, "")
+        assert f"no agent: socket {path}" in done.stderr
+        assert 0.7 < seconds < 1
+        with subprocess.Popen(
+            [HOOKS / "prepare", "--job", "1", "--socket", path], env={"PATH": PATH}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            wchan = Path(f"/proc/{process.pid}/wchan")
+            while process.poll() is None and wchan.read_text() != "unix_wait_for_peer":
+                pass  # it waits in connect(2)
+            crowded.accept()[0].close()
+            peer, _ = crowded.accept()
+            with closing(peer):
+                assert b"Prepare" in peer.recv(65536)
+                peer.sendall(b'{"parameters": {"env": {"A": "b"}}}\0')
+            out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, "A=b\n", "")
 
 
 def test_an_agent_that_says_nothing_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
