@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
 from xce_nodeagent.privileged import cgroup as directory
 from xce_nodeagent.privileged.cgroup import Cgroup
@@ -75,19 +75,82 @@ def test_removal_leaves_a_populated_one_as_it_is(opened, prisoner, world):
     assert opened.remove()
 
 
-def test_walk_ends_at_a_depth_with_an_error_and_leaves_no_descriptor(opened):
-    path = opened.ref.path
+def nest(opened, levels):
     fd = os.dup(opened.fd)
-    for _ in range(directory.DEPTH_LIMIT + 5):  # by descriptor: the path may grow too long
+    for _ in range(levels):  # by descriptor: the path may grow too long
         os.mkdir("d", dir_fd=fd)
         below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
         os.close(fd)
         fd = below
-    os.close(fd)
+    return fd
+
+
+def test_depth_hides_nobody_costs_no_descriptors_and_is_removed(opened, prisoner, world):
+    """More levels than a process may have descriptors for."""
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(Enforcement, match=f"{path}.* levels of sub-cgroups"):
-        list(opened.descendants())
+    deepest = nest(opened, 200)
+    fd = os.open("cgroup.procs", os.O_WRONLY, dir_fd=deepest)
+    os.write(fd, str(prisoner.pid).encode())
+    os.close(fd)
+    os.close(deepest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 20, hard))
+    try:
+        assert len(list(opened.descendants())) == 200
+        assert opened.occupants() == (True, (prisoner.pid,))
+        assert not opened.remove()
+        prisoner.join(str(world.base))
+        assert opened.remove()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.listdir("/proc/self/fd") == before
+    assert not os.path.exists(opened.ref.path)
+
+
+def test_walk_gives_at_most_so_many_and_goes_where_it_may(opened):
+    for name in ("a/1", "a/2", "b/1"):
+        os.makedirs(f"{opened.ref.path}/{name}")
+
+    def names(*limit, **how):
+        start = len(opened.ref.path) + 1
+        return [below.ref.path[start:] for below in opened.descendants(*limit, **how)]
+
+    assert sorted(names()) == ["a", "a/1", "a/2", "b", "b/1"]
+    assert len(names(3)) == 3
+    assert sorted(names(enter=lambda one: one.ref.path.endswith("/b"))) == ["a", "b", "b/1"]
+
+
+def test_more_than_is_looked_at_is_unknown_or_known_to_v2(opened, monkeypatch):
+    monkeypatch.setattr(directory, "WALK_LIMIT", 3)
+    for number in range(4):
+        os.mkdir(f"{opened.ref.path}/{number}")
+    v2 = opened.ref.backend == "cgroup2"
+    assert opened.occupants() == (False if v2 else None, ())
+    assert opened.populated() is not v2  # what is not known may be
+    os.rmdir(f"{opened.ref.path}/0")
+    assert opened.occupants() == (False, ())
+
+
+def test_more_than_is_removed_at_once_stays_and_is_no_trouble(world, nodes, monkeypatch):
+    monkeypatch.setattr(directory, "REMOVE_LIMIT", 3)
+    world.start(*nodes)
+    world.bind(world.job())
+    for number in range(5):
+        os.mkdir(f"{world.job().path}/{number}")
+    assert world.unbind(world.job()) == Unbound(gone=False)
+    assert not os.listxattr(world.job().path)
+    assert world.unbind(world.job()) == Unbound(gone=True)
+    assert not os.path.exists(world.job().path)
+
+
+def test_deep_cgroup_is_released(world, nodes):
+    world.start(*nodes)
+    named = world.named("deep")
+    world.bind(named)
+    with world.binder._roots.open(named) as cgroup:
+        os.close(nest(cgroup, 80))
+        assert world.unbind(named, remove=False) == Unbound(gone=False)
+        cgroup.clear()
 
 
 def test_marks_are_kept_by_the_kernel(opened, world):

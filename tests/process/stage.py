@@ -140,7 +140,7 @@ def main():
     roles = (
         Role(
             "binder", ops.BinderRequest, work("binder", actor), seccomp.BINDER, None,
-            frozenset({Capability.SYS_ADMIN, Capability.NET_ADMIN}),
+            frozenset({Capability.SYS_ADMIN, Capability.NET_ADMIN}), descriptors=True,
         ),
         Role(
             "prober", ops.ProberRequest, work("prober", lambda: Prober(probe, patience=0.5)),

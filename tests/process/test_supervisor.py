@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import stat
@@ -19,6 +20,8 @@ from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.channel import Channel, encode
 from xce_nodeagent.privileged.door import Listening
 from xce_nodeagent.privileged.notify import Notify
+from xce_nodeagent.privileged.nursery import GIVEN_LIMIT
+from xce_nodeagent.privileged.supervisor import Supervisor
 
 SOCKET = ("--socket", "FOLDER/helpers.sock")
 
@@ -102,10 +105,68 @@ def test_a_descriptor_that_comes_with_next_is_closed(stage):
     one = stage(*SOCKET)
     up(one)
     before = one.descriptors()
-    with dial(one) as end:
-        socket.send_fds(end, [encode(ops.Next("binder"))], [0])
-        assert end.recv(100) == b""
+    for message in (encode(ops.Next("binder")), b"\xc1", encode(ops.Take())):
+        with dial(one) as end:
+            try:
+                socket.send_fds(end, [message], [0])
+            except PermissionError:  # Linux 6.16: such an end takes none
+                end.send(b"\xc1")
+            assert end.recv(100) == b""
     one.until(lambda: one.descriptors() == before, "as many descriptors as before")
+
+
+@pytest.mark.parametrize("message", [b"\xc1", encode(ops.Take()), encode(ops.Next("binder"))])
+def test_a_descriptor_is_closed_whatever_it_came_with(message):
+    """Where the kernel lets one through: the loop by itself, with an end that takes them."""
+
+    class Open:
+        lasting = True
+
+        def fileno(self):
+            return -1
+
+        def enter(self):
+            return end
+
+        def close(self):
+            pass
+
+    end, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one = Supervisor({}, Open(), lambda _: None)
+    try:
+        one._knock()
+        before = set(os.listdir("/proc/self/fd"))
+        socket.send_fds(ours, [message], [0])
+        one._hear()
+        assert ours.recv(10) == b""
+        assert len(set(os.listdir("/proc/self/fd")) - before) == 0
+    finally:
+        ours.close()
+        one._release()
+
+
+def test_an_agent_that_asks_again_and_again_is_told_to_wait(stage):
+    one = stage(*SOCKET)
+    up(one)
+    with dial(one) as end:
+        for _ in range(GIVEN_LIMIT):
+            given(end, "witness").close()
+        end.send(encode(ops.Next("witness")))
+        assert b"10 were asked for within 10 s" in end.recv(1000)
+        given(end, "binder").close()
+    one.until(lambda: len(one.children()) == 2, "no witness is made")
+
+
+def test_no_room_for_the_agent_is_told_and_it_is_let_in_later(stage):
+    one = stage(*SOCKET)
+    up(one)
+    soft, hard = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (3, hard))
+    with dial(one) as end:
+        one.until(lambda: "cannot be let in" in one.log.read_text(), "it is told")
+        assert one.process.poll() is None
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        given(end, "binder").close()
 
 
 def test_spares_that_die_are_replaced_slower_and_slower(stage):
@@ -151,6 +212,9 @@ def test_each_process_keeps_its_own_capabilities_and_filter(stage):
         bits = int(status["CapPrm"], 16)
         kept = {c.name for c in Capability if bits >> c & 1}
         assert bits == sum(1 << Capability[name] for name in kept)
+        # Nor can any of them gain more.
+        most = int(status["CapBnd"], 16)
+        assert most == (bits if pid == one.process.pid else 0)
         found[Path(f"/proc/{pid}/comm").read_text("ascii").strip()] = kept, status["Uid"].split()[0]
     assert found == {
         Path(sys.executable).name: (

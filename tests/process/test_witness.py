@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import subprocess
@@ -11,9 +12,10 @@ import threading
 import pytest
 
 from xce_nodeagent.model.rule import Device
-from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged import ops, witness
 from xce_nodeagent.privileged.channel import Violation
-from xce_nodeagent.privileged.witness import Witness
+from xce_nodeagent.privileged.syscall import call
+from xce_nodeagent.privileged.witness import TABLES_LIMIT, Witness
 
 FULL = Device("c", 1, 7)
 HOLDER = """
@@ -145,6 +147,69 @@ def test_a_port_that_nobody_visible_has_is_told_without_a_pid():
         (seen,) = look(ports=[port]).seen
         assert (seen.pid, seen.what) == (0, f"tcp {port}")
         assert seen.uid == os.getuid()
+
+
+TABLES = """
+import ctypes, os, sys, threading
+N = int(sys.argv[1])
+threading.stack_size(65536)
+barrier = threading.Barrier(N + 1)
+def own_table(last):
+    assert ctypes.CDLL(None).unshare(0x400) == 0  # CLONE_FILES
+    if last: os.open('/dev/full', os.O_RDONLY)
+    barrier.wait()
+    threading.Event().wait()
+for i in range(N): threading.Thread(target=own_table, args=(i == N - 1,), daemon=True).start()
+barrier.wait()
+print('ready', flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(("tables", "sees"), [(TABLES_LIMIT - 1, True), (TABLES_LIMIT + 40, False)])
+def test_tables_are_looked_at_up_to_a_limit_and_then_told_of(tables, sees, monkeypatch):
+    """Each is compared with few others, not with all."""
+    compared = 0
+
+    def count(name, *arguments):
+        nonlocal compared
+        compared += name == "kcmp"
+        return call(name, *arguments)
+
+    monkeypatch.setattr(witness, "call", count)
+    before = look([FULL]).hidden
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", TABLES, str(tables)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            compared = 0
+            held, whole = Witness()._held(process.pid, {("c", 1, 7): "c 1:7"}, {})
+            assert (bool(held), whole) == (sees, sees)
+            assert compared <= 9 * (TABLES_LIMIT + 1)
+            assert (look([FULL]).hidden > before) is not sees
+        finally:
+            process.stdin.close()
+            process.wait(10)
+
+
+def test_a_descriptor_that_cannot_be_looked_at_hides_no_other():
+    """FUSE answers EACCES to everybody but its own user, and an error once its daemon is gone."""
+
+    class Refused(Witness):
+        def _statx(self, path):
+            if path.endswith("/0"):
+                raise PermissionError(errno.EACCES, "refused")
+            return super()._statx(path)
+
+    with Holder("open") as pid:
+        answer = Refused().handle(ops.Look((FULL,)), ())
+        assert pid in [one.pid for one in answer.seen]
+        assert answer.hidden
 
 
 def test_a_descriptor_with_it_is_a_violation():

@@ -5,14 +5,17 @@ The binder checks all of it again by itself; here it serves for early, precise a
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from xce_nodeagent.errors import BadCgroup
 from xce_nodeagent.model.plan import Backend, CgroupRef
+
+FOLDERS_LIMIT = 256
+"""Folders that are looked into to see whether anybody is in a cgroup of v1."""
 
 
 class Mount(NamedTuple):
@@ -137,22 +140,29 @@ def _of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
 
 
 def populated(cgroup: CgroupRef) -> bool | None:
-    """Say whether a process is in the cgroup or below it; None when the cgroup is gone."""
+    """Say whether a process is in the cgroup or below it.
+
+    None when the cgroup is gone, and when it is not known: v1 does not say it, so every folder
+    has to be looked into, and a job may make any number. FOLDERS_LIMIT of them are.
+    """
     try:
         if cgroup.backend == "cgroup2":
             events = Path(f"{cgroup.path}/cgroup.events").read_text("utf-8")
             return "populated 1" in events
-        return next(_pids(cgroup.path), None) is not None
+        return _populated1(cgroup.path)
     except OSError:
         return None
 
 
-def _pids(path: str) -> Iterator[int]:
-    # cgroup v1 has no `populated`: every folder below has to be looked into.
-    for folder, _, _ in os.walk(path, onerror=_raise):
-        for line in Path(folder, "cgroup.procs").read_text("utf-8").split():
-            yield int(line)
-
-
-def _raise(error: OSError) -> None:
-    raise error
+def _populated1(path: str) -> bool | None:
+    folders = [path]
+    for number, folder in enumerate(folders):  # it grows meanwhile
+        if number >= FOLDERS_LIMIT:
+            return None
+        with open(f"{folder}/cgroup.procs", encoding="ascii") as procs:
+            if procs.readline():
+                return True
+        with os.scandir(folder) as entries:
+            inside = (entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+            folders += itertools.islice(inside, FOLDERS_LIMIT)
+    return False

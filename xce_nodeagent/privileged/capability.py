@@ -75,6 +75,16 @@ def seal() -> None:
         prctl(_PR_SET_KEEPCAPS, 1)
 
 
+def limit(wanted: AbstractSet[int]) -> None:
+    """Let this process, and what it forks, never gain another capability than these.
+
+    A process without CAP_SETPCAP cannot, and gains none by `no_new_privs`.
+    """
+    if Capability.SETPCAP in effective():
+        for number in bounding() - wanted:
+            prctl(_PR_CAPBSET_DROP, number)
+
+
 def keep(wanted: AbstractSet[Capability]) -> None:
     """Give up every capability of this thread but these, as far as it has them.
 

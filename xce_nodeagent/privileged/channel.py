@@ -6,6 +6,7 @@ a rule is refused whole, and its descriptors are closed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ DESCRIPTOR_LIMIT = 1
 _BUFFER = 2 * MESSAGE_LIMIT
 """What a socket may hold. The kernel doubles it, for what it needs itself, and refuses a packet
 that does not fit at all (unix(7), EMSGSIZE); some in a row must fit."""
+
+
+_SO_PASSRIGHTS = 83  # include/uapi/asm-generic/socket.h
 
 
 class Violation(Exception):
@@ -54,6 +58,15 @@ def make_room(end: socket.socket) -> None:
     """Let the longest message fit into a socket."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+
+
+def take_no_descriptors(end: socket.socket) -> None:
+    """Let whoever sends a descriptor to this end fail, where the kernel can (Linux 6.16).
+
+    One that is only closed may be closed slowly: a socket of theirs with SO_LINGER.
+    """
+    with contextlib.suppress(OSError):  # ENOPROTOOPT: it is closed as it comes, then
+        end.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def encode(message: msgspec.Struct) -> bytes:

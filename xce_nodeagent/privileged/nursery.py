@@ -11,18 +11,24 @@ import os
 import signal
 import socket
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
 from xce_nodeagent.privileged import ops
-from xce_nodeagent.privileged.channel import pair
+from xce_nodeagent.privileged.channel import pair, take_no_descriptors
 from xce_nodeagent.privileged.role import Role, become
 from xce_nodeagent.privileged.serve import EXIT_FAULT, Log
 
 LIMIT = 4
 """Children of one role, with those that were killed and do not go: they hang in the kernel."""
+
+
+GIVEN_LIMIT, GIVEN_WITHIN = 10, 10.0
+"""So many helpers of a role are handed out in so many seconds, not counting those in the place of
+one that was killed. An agent that asks for more is in a loop, or wants us to fork without end."""
 
 
 @dataclass(eq=False)
@@ -64,6 +70,9 @@ class Nursery:
         self._log = log
         self._release = release
         self._children: dict[int, Child] = {}
+        self._given: dict[ops.Role, deque[float]] = {
+            role: deque(maxlen=GIVEN_LIMIT) for role in roles
+        }
 
     def __iter__(self) -> Iterator[Child]:
         return iter(tuple(self._children.values()))
@@ -79,12 +88,41 @@ class Nursery:
         """Say whether this role may not get another child now."""
         return sum(child.role == role for child in self._children.values()) >= LIMIT
 
+    def give(self, child: Child, now: float) -> None:
+        """Note that the agent has it."""
+        child.state = "live"
+        child.let_go()
+        self._given[child.role].append(now)
+
+    def rest(self, role: ops.Role, now: float) -> float:
+        """Give the seconds for which no more of this role are made: too many were handed out."""
+        given = self._given[role]
+        return max(0.0, given[0] + GIVEN_WITHIN - now) if len(given) == GIVEN_LIMIT else 0.0
+
+    def trouble(self, role: ops.Role, now: float) -> str:
+        """Say why no more of this role are made now; "" when they are."""
+        if self.full(role):
+            pids = ", ".join(str(child.pid) for child in self.of(role, "killed"))
+            return (
+                f"no {role}: those before do not end when they are killed (pid {pids});"
+                " they hang in the kernel: reboot this node"
+            )
+        if (rest := self.rest(role, now)) > 0:
+            return (
+                f"no {role} for {rest:.0f} s: {GIVEN_LIMIT} were asked for within"
+                f" {GIVEN_WITHIN:g} s; the agent's log says why it lost them"
+            )
+        return ""
+
     def fork(self, role: ops.Role, now: float) -> Child:
         """Make a helper. It becomes a spare when its `ready` says so."""
         with ExitStack() as unless_made, ExitStack() as always:
             ours, theirs = pair()
             unless_made.callback(ours.close)
             always.callback(theirs.close)
+            take_no_descriptors(ours)
+            if not self._roles[role].descriptors:
+                take_no_descriptors(theirs)
             ready, told = os.pipe2(os.O_CLOEXEC)
             unless_made.callback(os.close, ready)
             always.callback(os.close, told)
@@ -110,6 +148,8 @@ class Nursery:
         os.close(child.pidfd)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
+            if child.state in ("live", "replaced") and self._given[child.role]:
+                self._given[child.role].pop()  # the agent cannot send signals: it needs another
             return f"killed by signal {-code} ({signal.Signals(-code).name})"
         return f"exit status {code}" if code else ""
 

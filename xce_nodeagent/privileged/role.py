@@ -27,7 +27,7 @@ class Role(NamedTuple):
     """What a helper of this role answers, does, is, may, and may not.
 
     `open` makes its work; it is called in the helper, while that still has every privilege, so it
-    imports and reads, and touches nothing else.
+    imports and reads, and touches nothing else. `descriptors`: one may come with a request.
     """
 
     name: ops.Role
@@ -36,6 +36,7 @@ class Role(NamedTuple):
     refused: frozenset[str]
     identity: Identity | None = None
     keep: frozenset[Capability] = frozenset()
+    descriptors: bool = False
 
 
 def become(role: Role, end: socket.socket, ready: int, parent: int) -> int:

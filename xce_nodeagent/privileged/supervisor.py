@@ -131,13 +131,21 @@ class Supervisor:
 
     def _confine(self) -> None:
         """Give up what neither we nor a helper needs, and every way to start a program."""
-        capability.keep(_KEEP.union(*(role.keep for role in self._roles.values())))
+        kept = _KEEP.union(*(role.keep for role in self._roles.values()))
+        capability.limit(kept)
+        capability.keep(kept)
         seccomp.install(seccomp.SUPERVISOR, forks=True)
 
     # ---- the agent ----------------------------------------------------------------------
 
     def _knock(self) -> None:
-        end = self._door.enter()
+        try:
+            end = self._door.enter()
+        except OSError as error:  # too many open files, no memory: who knocks waits a second
+            self._log(f"the agent cannot be let in: {error.strerror}")
+            self._selector.unregister(self._door.fileno())
+            self._later(1.0, self._open_door)
+            return
         if end is None:
             return
         if self._agent is not None:
@@ -148,6 +156,10 @@ class Supervisor:
         self._agent = Channel(end)
         self._watch(self._agent.fileno(), self._hear)
 
+    def _open_door(self) -> None:
+        if not self._closing:
+            self._watch(self._door.fileno(), self._knock)
+
     def _hear(self) -> None:
         assert self._agent is not None  # noqa: S101  # only watched while it is here
         try:
@@ -155,13 +167,13 @@ class Supervisor:
             if packet is None:
                 self._farewell()
                 return
+            packet.close()
             request = self._decoder.decode(packet.data)
             if packet.descriptors or len(self._waiting) >= WAITING_LIMIT:
-                packet.close()
                 raise Violation("a descriptor, or a flood")  # noqa: TRY301  # one place to end
         except BlockingIOError:
             return
-        except ConnectionResetError:
+        except OSError:  # it was reset, or there is no memory for what it says
             self._farewell()
             return
         except (Violation, msgspec.DecodeError) as violation:
@@ -206,17 +218,12 @@ class Supervisor:
         for before in before_it:
             before.state = "replaced"
         self._end_by(before_it, REPLACED_GRACE)
-        spare.state = "live"
-        spare.let_go()
+        self._nursery.give(spare, time.monotonic())
 
     def _trouble(self, role: ops.Role) -> str:
         """Say why there will be no spare of this role soon; "" when there will."""
-        if self._nursery.full(role):
-            pids = ", ".join(str(child.pid) for child in self._nursery.of(role, "killed"))
-            return (
-                f"no {role}: those before do not end when they are killed (pid {pids});"
-                " they hang in the kernel: reboot this node"
-            )
+        if trouble := self._nursery.trouble(role, time.monotonic()):
+            return trouble
         failures = self._failures[role]
         if len(failures) >= GIVE_UP_AFTER:
             return (
@@ -247,6 +254,11 @@ class Supervisor:
             or self._nursery.full(role)
             or self._nursery.of(role, "starting", "spare")
         ):
+            return
+        if (rest := self._nursery.rest(role, time.monotonic())) > 0:
+            self._log(self._nursery.trouble(role, time.monotonic()))
+            self._resting.add(role)
+            self._later(rest, lambda: self._rested(role))
             return
         try:
             child = self._nursery.fork(role, time.monotonic())
@@ -308,8 +320,9 @@ class Supervisor:
             return
         self._closing = True
         self._notify("STOPPING=1")
-        if self._door.fileno() >= 0:
-            self._selector.unregister(self._door.fileno())
+        knock = self._door.fileno()
+        if knock >= 0 and knock in self._selector.get_map():  # it may rest
+            self._selector.unregister(knock)
         self._door.close()
         if self._agent is not None:
             self._farewell()
@@ -319,7 +332,6 @@ class Supervisor:
                 self._selector.unregister(child.ready)
             child.let_go()
         self._end_by(everybody, self._grace)
-
         self._later(2 * self._grace, self._give_up)
 
     def _end_by(self, children: list[Child], seconds: float) -> None:

@@ -127,8 +127,8 @@ class Witness:
         """
         held: set[tuple[int, str]] = set()
         whole = True
-        for number, table in enumerate(self._tables(pid)):
-            if number == TABLES_LIMIT:
+        for before, table in enumerate(self._tables(pid)):
+            if before == TABLES_LIMIT:
                 return held, False
             try:
                 names = os.listdir(table)
@@ -166,6 +166,7 @@ class Witness:
                 place, new = self._place(thread, known)
             except OSError:  # a kernel without kcmp, or one of them has ended: look at it anyway
                 yield f"{self._proc}/{pid}/task/{thread}/fd"
+                known = [one for one in known if os.path.exists(f"{self._proc}/{pid}/task/{one}")]
                 continue
             if new:
                 known.insert(place, thread)
