@@ -4,8 +4,8 @@ A request with counts is met from what is healthy, not drained, free, and of oth
 what is held or chosen already. Then, in this order:
 
 - Cards stay together: below one PCIe switch if that can be, else on one NUMA node, else in one
-  NVLink domain; slices on one card. Of several such groups that are large enough the smallest is
-  taken, so that the larger ones stay whole for larger jobs.
+  NVLink domain; slices of one size on one card. Of several such groups that are large enough the
+  smallest is taken, so that the larger ones stay whole for larger jobs.
 - A NIC is as near to its card as can be: below the same PCIe bridge (the more they share, the
   nearer), else on the same NUMA node. Of those that are equally near, the one of a rail comes
   first. The cards take turns. A job without cards takes NICs of no rail first.
@@ -13,7 +13,8 @@ what is held or chosen already. Then, in this order:
 - What is still equal goes by PCI address.
 
 A card that is cut into MIG slices is no `gpu` for a count: CUDA cannot use it as a whole. Who
-wants it all the same names it.
+wants it all the same names it. Of slices the smallest are taken, by their memory: a count says
+nothing of a size, and a larger one may be another job's only way.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class _Choosing:
         self._tree: dict[str, Any] = inventory.topology.get("pci", {})
         self._unavailable = frozenset(unavailable)
         self._near = frozenset(near)
+        self._cut = 0  # cards that are cut into slices
         self._cards: list[Instance] = []  # the job's, those it has and those it gets
         self._silicon: set[str] = set(near)
         for instance in inventory.instances if near else ():
@@ -83,17 +85,20 @@ class _Choosing:
                     f"request: {kind.name} are not counted as instances; ask for them with --ports"
                 )
         by_type: dict[str, list[Instance]] = {name: [] for name in counts}
-        cut = {one.parent for one in self._inventory.instances if one.type == "mig"}
+        slices = {one.parent for one in self._inventory.instances if one.type == "mig"}
         for one in self._inventory.instances:
-            if one.type in by_type and not (one.type == "gpu" and one.id in cut):
+            if one.type == "gpu" and one.id in slices:
+                self._cut += 1
+            elif one.type in by_type:
                 by_type[one.type].append(one)
         for name, count in counts.items():
-            if count > len(by_type[name]):
+            total = len(by_type[name])
+            if count > total:
                 raise NeverFits(
-                    f"request: {name}={count}, but this host has {len(by_type[name])}",
+                    f"request: {name}={count}, but this host has {self._total(name, total)}",
                     type=name,
                     wanted=count,
-                    total=len(by_type[name]),
+                    total=total,
                 )
         chosen: set[str] = set()
         # NICs come last, as they follow the cards; the other types by name.
@@ -101,6 +106,8 @@ class _Choosing:
             free = [instance for instance in by_type[name] if not self.reason(instance)]
             if name == "nic":
                 taken = self._nics(free, counts[name])
+            elif name == "mig":
+                taken = self._smallest(free, counts[name])
             else:
                 taken = self._together(free, counts[name])
                 self._cards += taken
@@ -130,8 +137,8 @@ class _Choosing:
         reasons = {one.id: why for one in candidates if (why := self.reason(one))}
         free = len(candidates) - len(reasons)
         return NoFitNow(
-            f"request: {name}={count}, but of this host's {len(candidates)} only {free} can be had"
-            " now: " + _summary(reasons.values()),
+            f"request: {name}={count}, but of this host's {self._total(name, len(candidates))} only"
+            f" {free} can be had now: " + _summary(reasons.values()),
             type=name,
             wanted=count,
             free=free,
@@ -139,7 +146,32 @@ class _Choosing:
             reasons=dict(list(reasons.items())[:_REASONS]),
         )
 
+    def _total(self, name: str, total: int) -> str:
+        """Say how many there are of a type, and what a person may take for one of them."""
+        if name == "gpu" and self._cut:
+            return f"{total} ({self._cut} more are cut into MIG slices)"
+        if total:
+            return str(total)
+        divisible = {kind.name for kind in self._inventory.types if kind.divisible}
+        there = sorted({one.type for one in self._inventory.instances} - divisible)
+        return f"0; it has {', '.join(there) or 'nothing that is counted'}"
+
     # ---- cards ------------------------------------------------------------------------------
+
+    def _smallest(self, free: Sequence[Instance], count: int) -> list[Instance]:
+        """Take the smallest slices; those of one size together, and near to the smaller ones."""
+        sizes: dict[int, list[Instance]] = {}
+        for one in free:
+            # One that does not tell its size is not known to be small.
+            sizes.setdefault(one.number("memory_bytes", 1 << 63), []).append(one)
+        taken: list[Instance] = []
+        for size in sorted(sizes):
+            more = self._together(sizes[size], count - len(taken))
+            self._cards += more
+            taken += more
+            if len(taken) == count:
+                break
+        return taken
 
     def _together(self, free: Sequence[Instance], count: int) -> list[Instance]:
         """Take cards that are close together; near to those that the job has, if it has any."""

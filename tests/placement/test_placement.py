@@ -112,9 +112,25 @@ def test_cards_stay_below_one_switch() -> None:
     assert ask("dgx-a100-mig", "rusage[gpu=2]", gpus(inventory, 2)) == ["gpu6", "gpu7"]
 
 
-def test_slices_come_from_one_card() -> None:
-    assert ask("dgx-a100-mig", "rusage[mig=3]") == ["mig1.2", "mig1.3", "mig1.9"]
+def test_the_smallest_slices_are_taken_and_of_one_size_those_of_one_card() -> None:
+    # 1g.10gb: two on card 1, seven on card 4; 2g.20gb: one; 3g.40gb: one on card 1, two on card 0
+    assert ask("dgx-a100-mig", "rusage[mig=1]") == ["mig1.9"]
+    assert ask("dgx-a100-mig", "rusage[mig=2]") == ["mig1.9", "mig1.10"]
     assert ask("dgx-a100-mig", "rusage[mig=5]") == [f"mig4.{gi}" for gi in range(7, 12)]
+    small = ["mig1.9", "mig1.10", *(f"mig4.{gi}" for gi in range(7, 14))]
+    assert set(ask("dgx-a100-mig", "rusage[mig=9]")) == set(small)
+    assert set(ask("dgx-a100-mig", "rusage[mig=10]")) == {*small, "mig1.3"}
+    # cards 0 and 1 are below one switch, so the large ones are equally near
+    assert set(ask("dgx-a100-mig", "rusage[mig=11]")) == {*small, "mig1.3", "mig0.1"}
+
+
+def test_a_slice_that_does_not_tell_its_size_comes_last() -> None:
+    inventory = machine("dgx-a100-mig")
+    first = next(i for i in inventory.instances if i.attributes.get("gpu_instance") == 9)
+    facts = {name: value for name, value in first.attributes.items() if name != "memory_bytes"}
+    untold = edit(inventory, {first.id}, attributes=facts)
+    assert first.id not in choose(untold, parse("rusage[mig=12]")).instances
+    assert first.id in choose(untold, parse("rusage[mig=13]")).instances
 
 
 def test_a_held_slice_leaves_the_others_to_be_had() -> None:
@@ -134,8 +150,12 @@ def test_a_held_card_holds_its_slices() -> None:
 
 def test_a_card_that_is_cut_is_not_counted_as_a_card() -> None:
     assert len(ask("dgx-a100-mig", "rusage[gpu=5]")) == 5
-    with pytest.raises(NeverFits, match="gpu=6, but this host has 5"):
+    cut = r"5 \(3 more are cut into MIG slices\)"
+    with pytest.raises(NeverFits, match=f"gpu=6, but this host has {cut}"):
         ask("dgx-a100-mig", "rusage[gpu=6]")
+    inventory = machine("dgx-a100-mig")
+    with pytest.raises(NoFitNow, match=f"gpu=5, but of this host's {cut} only 4 can be had now"):
+        ask("dgx-a100-mig", "rusage[gpu=5]", gpus(inventory, 2))
 
 
 def test_the_nearest_nic_is_found_by_numa_node_where_there_is_no_switch() -> None:
@@ -187,7 +207,7 @@ def test_never_and_not_now_differ() -> None:
     inventory = machine("dgx-h100")
     with pytest.raises(NeverFits, match="gpu=9, but this host has 8"):
         ask("dgx-h100", "rusage[gpu=9]", gpus(inventory, 0))
-    with pytest.raises(NeverFits, match="fpga=1, but this host has 0"):
+    with pytest.raises(NeverFits, match=r"fpga=1, but this host has 0; it has gpu, nic$"):
         ask("dgx-h100", "rusage[fpga=1]")
     with pytest.raises(NoFitNow, match="1 held") as caught:
         ask("dgx-h100", "rusage[gpu=8]", gpus(inventory, 0))
