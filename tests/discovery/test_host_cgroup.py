@@ -97,3 +97,20 @@ def test_a_process_that_has_ended_is_in_no_cgroup() -> None:
         os.waitpid(child, 0)
     with pytest.raises(BadCgroup, match=f"process {child}"):
         cgroup.of_process(child, {})
+
+
+def test_who_is_in_a_v1_cgroup_is_looked_for_in_so_many_folders_only(tmp_path: Path) -> None:
+    """v2 says it in one file; here ordinary folders stand for those of v1."""
+    one = CgroupRef("cgroup1", str(tmp_path))
+    (tmp_path / "cgroup.procs").write_text("", "ascii")
+    for number in range(cgroup.FOLDERS_LIMIT - 1):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}/cgroup.procs").write_text("", "ascii")
+    assert cgroup.populated(one) is False
+    (tmp_path / "0/cgroup.procs").write_text("17\n", "ascii")
+    assert cgroup.populated(one) is True
+    (tmp_path / "0/cgroup.procs").write_text("", "ascii")
+    (tmp_path / "0/more").mkdir()
+    (tmp_path / "0/more/cgroup.procs").write_text("17\n", "ascii")
+    assert cgroup.populated(one) is None
+    assert cgroup.populated(CgroupRef("cgroup1", str(tmp_path / "none"))) is None
