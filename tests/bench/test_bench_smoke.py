@@ -127,6 +127,21 @@ for count in (999, 1000):
     assert enough.endswith("('x_p99', 990, 990.0, 'missed by 32900 %')")
 
 
+def test_the_usual_run_gives_every_p99() -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import bench
+usual = bench.USUAL
+rounds = usual.cold_rounds, usual.hot_rounds
+print(min(*usual.cold_one, *usual.hot_one, *(bench.WIDTH * count for count in rounds)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout) >= 1000
+
+
 PINNED = {
     f"{op}_{heat}_{clients}_{live}_p50"
     for op in ("prepare", "release")
