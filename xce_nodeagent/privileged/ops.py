@@ -114,7 +114,10 @@ class Unbind(Struct, frozen=True, tag="unbind"):
 
 
 class Unbound(Struct, frozen=True, tag="unbound"):
-    """What is left. `populated`: somebody is still in the cgroup or below it.
+    """What is left. `populated`: somebody is, or may be, still in the cgroup or below it.
+
+    May be: cgroup v1 with more sub-cgroups than are looked into. Neither gone nor populated: it is
+    left to its owner, or has more sub-cgroups than are removed at once; no binding has it.
 
     `pids` names them, 64 at most, as far as they can be named: a process of a pid namespace that
     the binder does not see, or a thread alone in a threaded cgroup, has no pid here.
@@ -143,7 +146,8 @@ class Verified(Struct, frozen=True, tag="verified"):
 class Join(Struct, frozen=True, tag="join"):
     """Move the process behind the pidfd that comes with this message into a bound cgroup.
 
-    Init, threads of the kernel, the agent and its helpers are refused as a bad request.
+    Init, threads of the kernel, the agent and its helpers are refused as a bad request, and so is
+    a process that is in another binding's cgroup.
     """
 
     mark: str
