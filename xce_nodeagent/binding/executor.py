@@ -86,10 +86,12 @@ class Executor:
             kept = self._kept[id(grants)] = (grants, pack(self._grants(binding)))
         return kept[1]
 
-    async def carry_out(self, binding: Binding) -> None:
+    async def carry_out(self, binding: Binding, *, again: bool = False) -> None:
         """Make the kernel's state what the binding's plan says. Raises what the binder says.
 
-        Under the policy `best-effort` a rule that cannot be applied is logged, and that is all.
+        `again`: it was carried out before, so the job's processes may be in the cgroup by now,
+        also in one that its owner has made anew. Under the policy `best-effort` a rule that
+        cannot be applied is logged, and that is all.
         """
         step = binding.plan.cgroup
         if step is None or self._binder is None:
@@ -99,7 +101,7 @@ class Executor:
             cgroup=step.cgroup,
             grants=self._packed(binding),
             make=isinstance(step, MakeCgroup),
-            populated=isinstance(step, AdoptCgroup) and step.populated,
+            populated=again or (isinstance(step, AdoptCgroup) and step.populated),
         )
         try:
             await self._binder.call(request)

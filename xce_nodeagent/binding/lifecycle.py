@@ -143,7 +143,8 @@ class Lifecycle:
                 return True
             if verified.state == "differs":
                 log.warning("job %s: the fence is put back: %s", found.job, verified.fault)
-        await self._finish(found)
+        await self._executor.carry_out(found, again=True)
+        self._note_later(found)
         return True
 
     async def verify(self) -> None:
@@ -194,10 +195,6 @@ class Lifecycle:
             return
         self.ledger.commit(Failed(job=job, attempt=attempt, code=error.code, message=error.message))
         self.last_seen.pop(binding.key, None)
-
-    async def _finish(self, binding: Binding) -> None:
-        await self._executor.carry_out(binding)
-        self._note_later(binding)
 
     async def _finish_or_owe(self, binding: Binding) -> None:
         """Carry out what takes something away; what cannot be now is tried again until it is.

@@ -51,7 +51,7 @@ async def _recover(
             return "released"
         case "committed":
             try:
-                await executor.carry_out(binding)
+                await executor.carry_out(binding, again=True)
             except AgentError as error:
                 await lifecycle.fail(binding, None, error)
                 return "undone"
@@ -71,8 +71,8 @@ async def _verify(binding: Binding, ledger: Ledger, executor: Executor) -> str:
             return "cgroup-vanished"
         case "differs":
             log.warning("job %s: the fence is put back: %s", binding.job, verified.fault)
-            await executor.carry_out(binding)
+            await executor.carry_out(binding, again=True)
             return "repaired"
         case "unverifiable":
-            await executor.carry_out(binding)
+            await executor.carry_out(binding, again=True)
             return "re-asserted"

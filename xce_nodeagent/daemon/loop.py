@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -29,17 +30,18 @@ from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
-from xce_nodeagent.daemon.vendor import Vendor
+from xce_nodeagent.daemon.vendor import PROBER_SECONDS, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.major import LOCAL_MAJORS
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check
-from xce_nodeagent.privileged import majors, simnode
+from xce_nodeagent.privileged import majors
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
@@ -59,9 +61,6 @@ it is taken for hung and replaced."""
 
 BINDER_LINGER = 2
 """Milliseconds that the agent waits in place for the binder's answer."""
-
-PROBER_SECONDS = 65.0
-"""Longer than a prober gives its library (privileged/prober.py), so that it can say which hung."""
 
 SETTLE_SECONDS = 0.1
 """How long events of the hardware are collected before it is looked at again."""
@@ -147,7 +146,7 @@ class Daemon:
     def _greeting(self) -> tuple[Any, ...]:
         known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup)]
         managed = () if self._managed is None else (Manage(tuple(sorted(self._managed))),)
-        return (Take(tuple(known)), *managed)
+        return (Take(tuple(known), agent=os.getpid()), *managed)
 
     @property
     def taken(self) -> Taken | None:
@@ -177,7 +176,7 @@ class Daemon:
 
         Majors for local use are those of simulated nodes, which the binder made itself.
         """
-        simulated = {device for device in devices if device.major in simnode.LOCAL_MAJORS}
+        simulated = {device for device in devices if device.major in LOCAL_MAJORS}
         made = simulated if self._config.simulate.profile else ()
         return majors.foreign(devices, made=frozenset(made), proc=Path("/proc"))
 

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 Answer = tuple[str, str, dict[str, Any]]
 
+PROBER_SECONDS = 65.0
+"""Longer than a prober gives its library (privileged/prober.py), so that it can say which hung."""
+
 PATIENCE = 3.0
 """Seconds that a scan waits for the library."""
 

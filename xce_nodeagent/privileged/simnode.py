@@ -19,8 +19,6 @@ from xce_nodeagent.model.major import LOCAL_MAJORS
 from xce_nodeagent.model.rule import MINOR_LIMIT, Device
 from xce_nodeagent.privileged import majors
 
-__all__ = ["LOCAL_MAJORS", "make", "remove"]
-
 MARKER = ".made-by-xce-nodeagent"
 NODE_MODE = 0o666
 FOLDER_MODE = 0o755

@@ -18,14 +18,12 @@ from xce_nodeagent.host import Host
 from xce_nodeagent.model import environment
 from xce_nodeagent.model.instance import AttributeValue, DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode
+from xce_nodeagent.model.major import LOCAL_MAJORS, character_drivers
 from xce_nodeagent.model.plan import AllowDevice, Plan, SetEnv
 from xce_nodeagent.model.resource import GPU, MIG, NIC
 from xce_nodeagent.provider import Found, Grant, Provider
 
 PROFILES = Path(__file__).with_name("profiles")
-LOCAL_MAJORS = (*range(60, 64), *range(120, 128))
-"""Character majors "for local/experimental use" (kernel: admin-guide/devices.txt)."""
-
 DOMAIN = 0xFF00
 """Added to a profile's PCI domains, so that its addresses are not those of real cards: firmware
 counts domains from 0 up, and Linux numbers those of VMD from 0x10000."""
@@ -46,7 +44,8 @@ class Simulated:
         if not host.simulate:
             return Found(state="none", reason="no profile is configured")
         profile = load(host.simulate)
-        majors = [major for major in LOCAL_MAJORS if major not in _taken(host)]
+        taken = character_drivers(host.read("/proc/devices") or "")
+        majors = [major for major in LOCAL_MAJORS if major not in taken]
         if len(majors) < 3:
             return Found(state="error", reason="/proc/devices: fewer than 3 local majors are free")
         build = _Build(host.simulate, profile, host.device_directory, majors[:3])
@@ -92,13 +91,6 @@ def nodes(host: Host) -> tuple[DeviceNode, ...]:
     found = PROVIDER.discover(host)
     needed = {node for instance in found.instances for node in instance.devices}
     return tuple(sorted(needed | {control.node for control in found.control}))
-
-
-def _taken(host: Host) -> frozenset[int]:
-    """Read the character majors that drivers hold (proc(5), /proc/devices)."""
-    text = host.read("/proc/devices") or ""
-    lines = text.partition("Block devices:")[0].splitlines()
-    return frozenset(int(line.split()[0]) for line in lines if line.strip()[:1].isdigit())
 
 
 def _rows(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
