@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client import Client, Shape
+from client import Client, Shape, message
 from figures import Figure, p50
 from started import HERE, ROOT, Agent
 
@@ -167,18 +167,19 @@ def forks(times: int) -> list[Figure]:
 
 
 def varlink(one: Agent, peer: str, shape: Shape, job: str, times: int) -> list[Figure]:
-    """Time one call and its answer, with nothing to do: a Prepare that is held already.
+    """Time one call and its answer, where there is nothing to do: GetBinding, with its environment.
 
-    The floor is asyncvarlink, which gives the same answer to the same message as a constant.
+    The floor is asyncvarlink, which gives what a Prepare answers as a constant: about as much.
     """
     ours: list[float] = []
     theirs: list[float] = []
-    wire = shape.prepare(job)
+    wire = message("GetBinding", job=job, attempt="1")
+    held = shape.prepare(job)
     with Client(str(one.socket)) as product, Client(peer) as library:
-        product.call(wire)
+        product.call(held)
         for _ in range(times // 10):
             ours += [product.call(wire)[0] for _ in range(10)]
-            theirs += [library.call(wire)[0] for _ in range(10)]
+            theirs += [library.call(held)[0] for _ in range(10)]
         product.call(Shape.release(job))
-    note = "a repeated Prepare; the floor is asyncvarlink with a constant answer"
+    note = "GetBinding with its environment; the floor is asyncvarlink with a constant answer"
     return [Figure("varlink_call_p50", p50(ours), "ms", p50(theirs), 1, times, note)]
