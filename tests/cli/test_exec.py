@@ -6,11 +6,13 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,7 +183,7 @@ def test_a_command_that_cannot_be_moved_is_not_run(agent: str, tmp_path: object)
         "import os, sys\n"
         "from xce_nodeagent.cli import program, session\n"
         "call = session.Session.call\n"
-        "def lose(self, method, parameters, timeout=30.0):\n"
+        "def lose(self, method, parameters, timeout=None):\n"
         "    if method == 'Join':\n"
         "        call(self, 'Reconcile', {'jobs': []})\n"
         "    return call(self, method, parameters, timeout)\n"
@@ -197,3 +199,84 @@ def test_a_command_that_cannot_be_moved_is_not_run(agent: str, tmp_path: object)
     assert (done.returncode, done.stdout) == (64, "")
     assert "the command was not run" in done.stderr
     assert time.monotonic() - began < 20
+
+
+def test_without_an_agent_one_message_is_told(tmp_path: Path) -> None:
+    done = run(str(tmp_path / "none"), "--instance", "GPU-1", "echo", "ran")
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr.count("xce-nodeagent: ") == 1
+
+
+@contextmanager
+def a_socket(path: Path) -> Iterator[tuple[str, socket.socket]]:
+    """A socket, to be accepted from by the test."""
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(20)
+        yield str(path), listener
+
+
+def asked(listener: socket.socket) -> tuple[socket.socket, str]:
+    """Take the next call; give its connection and its method."""
+    peer, _ = listener.accept()
+    peer.settimeout(20)
+    data = b""
+    while not data.endswith(b"\0"):
+        data += peer.recv(65536)
+    return peer, json.loads(data[:-1])["method"].rpartition(".")[2]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("hangs", ["Prepare", "Join"])
+def test_a_signal_before_the_command_ends_the_wait(tmp_path: Path, name: str, hangs: str) -> None:
+    """The agent hangs for ever, in a prepare or a join and in the release after it."""
+    with a_socket(tmp_path / "hangs") as (path, listener):
+        words = [*EXEC, "--socket", path, "--job", "17", "echo", "ran"]
+        with subprocess.Popen(
+            words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            peers = []
+            if hangs == "Join":
+                peer, method = asked(listener)
+                assert method == "Prepare"
+                peer.sendall(b'{"parameters": {"env": {}}}\0')
+                peers.append(peer)
+            peer, method = asked(listener)
+            assert method == hangs
+            peers.append(peer)
+            began = time.monotonic()
+            process.send_signal(getattr(signal, name))
+            peer, method = asked(listener)
+            assert method == "Release"
+            out, err = process.communicate(timeout=20)
+            took = time.monotonic() - began
+            for one in (*peers, peer):
+                one.close()
+    assert process.returncode == 128 + getattr(signal, name)
+    assert out == ""
+    assert "job 17:" in err
+    assert "is not released" in err
+    assert took < 5
+
+
+def test_a_signal_while_it_is_prepared_leaves_nothing_held(agent: str) -> None:
+    words = [*EXEC, "--socket", agent, "--job", "waits-1", "echo", "ran"]
+    with subprocess.Popen(words, text=True, stdout=subprocess.PIPE) as process:
+        until = time.monotonic() + 20
+        while not handles(process.pid, signal.SIGTERM):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.terminate()
+        out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (128 + signal.SIGTERM, "")
+    assert held(agent) == []
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process catches a signal, and does not block it: proc(5), SigCgt and SigBlk."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught, blocked = (
+        int(status.split(f"{name}:\t")[1].split("\n")[0], 16) for name in ("SigCgt", "SigBlk")
+    )
+    return bool(caught >> number - 1 & 1 and not blocked >> number - 1 & 1)

@@ -171,6 +171,29 @@ def test_what_is_left_over_is_told_and_is_no_failure(agent: str) -> None:
     assert "GPU-1" in done.stderr
 
 
+def test_a_release_that_finds_nothing_says_so(agent: str) -> None:
+    for words, run in ((["--job", "17"], "17"), (["--job", "17", "--attempt", "2"], "17:2")):
+        done = hook("release", agent, *words)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == f"xce-nodeagent: job {run} held nothing\n"
+
+
+@pytest.mark.parametrize("name", ["prepare", "release"])
+def test_a_file_that_is_no_socket_is_told(tmp_path: Path, name: str) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    done = hook(name, str(plain), "--job", "1")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert f"{plain} is not a socket" in done.stderr
+
+
+def test_systemctl_is_named_where_systemd_runs(tmp_path: Path) -> None:
+    told = hook("prepare", str(tmp_path / "none"), "--job", "1").stderr
+    booted = Path("/run/systemd/system").is_dir()
+    assert ("systemctl start xce-nodeagent" in told) == booted
+    assert ("start it: xce-nodeagent run" in told) != booted
+
+
 def quickest(call: Callable[[], Done]) -> tuple[Done, float]:
     """Give the best of three: what the machine does besides is not what is measured."""
     taken = []
@@ -268,12 +291,15 @@ def test_an_answer_that_is_none_is_an_error(tmp_path: Path, answer: bytes) -> No
         assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("helps", [False, True])
 @pytest.mark.parametrize("how", ["no reader", "closed", "full"])
-def test_a_reader_that_goes_away_is_told_and_may_ask_again(agent: str, how: str) -> None:
+def test_a_reader_that_goes_away_is_told_and_may_ask_again(
+    agent: str, how: str, helps: bool
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     full = os.open("/dev/full", os.O_WRONLY)
-    words = [HOOKS / "prepare", "--job", "1", "--socket", agent]
+    words = [HOOKS / "prepare", "--job", "1", "--socket", agent, *(["--help"] if helps else [])]
     if how == "closed":
         words = ["sh", "-c", 'exec "$0" "$@" >&-', *words]
     try:
@@ -288,7 +314,7 @@ def test_a_reader_that_goes_away_is_told_and_may_ask_again(agent: str, how: str)
     assert process.returncode == 75
     assert "ask again" in err
     assert "Traceback" not in err
-    assert len(held(agent)) == 1
+    assert len(held(agent)) == (0 if helps else 1)
 
 
 def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:

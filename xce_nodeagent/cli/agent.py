@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
-from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
-from xce_nodeagent.errors import ErrorClass
+from xce_nodeagent.cli.session import (
+    LOOKING_SECONDS,
+    Session,
+    command,
+    example,
+    pass_session,
+    with_agent,
+    with_json,
+)
+from xce_nodeagent.errors import BadRequest, ErrorClass, NotPermitted, NotReady
 
 _SIGNS = {"ok": "ok      ", "note": "note    ", "warning": "warning ", "fault": "FAULT   "}
 
 
-@click.command()
+@command()
 @click.option(
     "--config",
     metavar="FILE",
@@ -30,17 +40,25 @@ def run(config: str | None, simulate: str, *, verbose: bool) -> int:
     return main(config=config, simulate=simulate, verbose=verbose)
 
 
-@click.command()
+@command()
 @with_json
-@with_socket
+@with_agent(LOOKING_SECONDS)
 @pass_session
 @example("xce-nodeagent doctor")
 def doctor(session: Session) -> int:
     """Look at everything that the agent depends on, and say what to do.
 
-    Exit status 69 when there is a fault.
+    Where no agent can be reached, this command looks by itself at what can be seen without one.
+    Exit status 69 when there is a fault; an agent that cannot be reached is one.
     """
-    checks = session.call("Doctor", {})["checks"]
+    try:
+        checks = session.call("Doctor", {})["checks"]
+    except (NotReady, NotPermitted, BadRequest) as error:
+        if "socket" not in error.details and not isinstance(error, NotReady):
+            raise
+        from xce_nodeagent.cli.local import checks_without  # noqa: PLC0415  # it takes its time
+
+        checks = checks_without(error.message, os.environ)
     if session.json:
         session.show_json({"checks": checks})
     else:

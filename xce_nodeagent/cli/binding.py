@@ -6,15 +6,26 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+from xce_nodeagent.cli.session import (
+    Session,
+    command,
+    example,
+    pass_session,
+    run_of,
+    tell,
+    with_agent,
+    with_json,
+)
 from xce_nodeagent.errors import BadRequest
 
 _FORMATS = click.Choice(["env", "shell", "json"])
+_UID = click.IntRange(0, 2**32 - 2)  # model.wire.Uid says why
+_PID = click.IntRange(1, 2**22)  # model.wire.Pid
 _job = click.option("--job", metavar="ID", required=True, help="The job's id.")
 _attempt = click.option("--attempt", metavar="TOKEN", help="The caller's token for this run of it.")
 _instance = click.option(
@@ -26,22 +37,22 @@ _instance = click.option(
 )
 
 
-@click.command()
+@command()
 @_job
 @_attempt
 @_instance
 @click.option("--request", metavar="TEXT", help="Let the agent select, as 'rusage[gpu=2:nic=1]'.")
 @click.option("--add", is_flag=True, help="Grow the job's binding.")
 @click.option("--cgroup", metavar="PATH", help="Bind this cgroup instead of a new one.")
-@click.option("--pid", type=int, help="Bind the cgroup of this process.")
+@click.option("--pid", type=_PID, help="Bind the cgroup of this process.")
 @click.option("--adopt", is_flag=True, help="The cgroup may have processes already.")
-@click.option("--uid", type=int, help="The job's user.")
+@click.option("--uid", type=_UID, help="The job's user.")
 @click.option("--generation", metavar="BOOT:N", help="The inventory that was chosen from.")
 @click.option("--ports", metavar="[NAME=]COUNT", multiple=True, help="Let the agent choose ports.")
 @click.option("--port", metavar="[NAME=]VALUE", multiple=True, help="This port.")
-@click.option("--format", "style", type=_FORMATS, default="env", help="env unless said otherwise.")
+@click.option("--format", "style", type=_FORMATS, help="env unless said otherwise.")
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent prepare --job 17 --attempt 1 --request 'rusage[gpu=2]' --ports http=1")
 def prepare(
@@ -51,7 +62,7 @@ def prepare(
     instances: tuple[str, ...],
     ports: tuple[str, ...],
     port: tuple[str, ...],
-    style: str,
+    style: str | None,
     add: bool,
     adopt: bool,
     **asked: Any,
@@ -61,6 +72,8 @@ def prepare(
     With --format, `env` gives NAME=VALUE lines, `shell` export lines to evaluate, `json` the
     whole answer. The same call again gives the same answer.
     """
+    if session.json and style not in (None, "json"):
+        raise click.UsageError(f"give --json or --format {style}, not both")
     session.json = session.json or style == "json"
     answer = session.call("Prepare", {
         **asked,
@@ -72,7 +85,7 @@ def prepare(
     if session.json:
         session.show_json(answer)
     else:
-        session.show(environment(answer["env"], style))
+        session.show(environment(answer["env"], style or "env"))
 
 
 def port_asks(ports: Sequence[str], port: Sequence[str]) -> list[dict[str, Any]]:
@@ -81,7 +94,8 @@ def port_asks(ports: Sequence[str], port: Sequence[str]) -> list[dict[str, Any]]
     for option, field, texts in (("--ports", "count", ports), ("--port", "port", port)):
         for text in texts:
             name, named, number = text.rpartition("=")
-            if not number.isascii() or not number.isdecimal():
+            # Longer than the agent's own check and the wire's integers could be asked to judge.
+            if not number.isascii() or not number.isdecimal() or len(number) > 9:
                 raise BadRequest(f"{option} {text!r}: expected [NAME=]NUMBER, such as http=1")
             asks.append({"name": name, field: int(number)} if named else {field: int(number)})
     return asks
@@ -97,12 +111,12 @@ def environment(variables: dict[str, str], style: str) -> str:
     return "".join(f"{name}={text}\n" for name, text in variables.items())
 
 
-@click.command()
+@command()
 @_job
 @_attempt
 @_instance
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent release --job 17 --attempt 1")
 def release(session: Session, job: str, attempt: str | None, instances: tuple[str, ...]) -> None:
@@ -113,40 +127,39 @@ def release(session: Session, job: str, attempt: str | None, instances: tuple[st
     """
     asked = {"job": job, "attempt": attempt, "instances": instances or None}
     answer = session.call("Release", asked)
+    tell_left_over(asked, answer)
     if session.json:
         session.show_json(answer)
-    tell_left_over(job, answer)
 
 
-def tell_left_over(job: str, answer: dict[str, Any]) -> None:
+def tell_left_over(ref: Mapping[str, Any], answer: dict[str, Any]) -> None:
     """Say on stderr what a person should know of a release that was no plain success."""
+    job = run_of(ref)
     if not answer["known"]:
-        click.echo(f"xce-nodeagent: job {job} held nothing", err=True)
+        tell(f"job {job} held nothing")
     if not answer["clean"]:
         left = ", ".join(
             f"{one['pid']} ({one['comm']}: {one['what']})" for one in answer["holders"]
         )
         held = ", ".join(answer["quarantined"]) or "nothing"
-        click.echo(
-            f"xce-nodeagent: job {job} is released, but left processes: {left}\n"
-            f"held back until they are gone: {held}",
-            err=True,
+        tell(
+            f"job {job} is released, but left processes: {left}\n"
+            f"held back until they are gone: {held}"
         )
     if not answer["recorded"]:
-        click.echo(
-            f"xce-nodeagent: job {job} is released, but the ledger cannot be written\n"
-            "release it again until it can",
-            err=True,
+        tell(
+            f"job {job} is released, but the ledger cannot be written\n"
+            "release it again until it can"
         )
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@command(context_settings={"allow_interspersed_args": False})
 @_job
 @_attempt
-@click.option("--pid", type=int, help="Move this process.")
+@click.option("--pid", type=_PID, help="Move this process.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent join --job 17 -- ./step.sh")
 def join(
@@ -169,10 +182,10 @@ def join(
         session.show_json(answer)
 
 
-@click.command()
+@command()
 @click.argument("jobs", nargs=-1, metavar="[JOB[:ATTEMPT]]...")
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent reconcile 17:1 18:1")
 def reconcile(session: Session, jobs: tuple[str, ...]) -> None:
@@ -187,7 +200,7 @@ def reconcile(session: Session, jobs: tuple[str, ...]) -> None:
         session.show_json(answer)
         return
     lines = [
-        f"{what:9}{ref['job']}{':' + ref['attempt'] if ref['attempt'] else ''}"
+        f"{what:9}{run_of(ref)}"
         for what in ("kept", "released", "unclean", "unknown")
         for ref in answer[what]
     ]
@@ -199,11 +212,26 @@ def _ref(text: str) -> dict[str, Any]:
     return {"job": job, "attempt": attempt or None}
 
 
-def _refs(stream: Any) -> Any:
+def _refs(stream: Any) -> list[dict[str, Any]]:
     if stream.isatty():
         raise BadRequest("no job named: give JOB[:ATTEMPT]..., or a JSON list on stdin")
     try:
         value = json.load(stream)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"stdin: no JSON: {error}") from None
-    return value.get("jobs", value) if isinstance(value, dict) else value
+    if isinstance(value, dict) and set(value) == {"jobs"}:
+        value = value["jobs"]
+    if not isinstance(value, list):
+        raise BadRequest('stdin: expected a list of {"job", "attempt"}, or {"jobs": [...]}')
+    for number, one in enumerate(value, 1):
+        if (
+            not isinstance(one, dict)
+            or not isinstance(one.get("job"), str)
+            or not isinstance(one.get("attempt"), str | None)
+            or not set(one) <= {"job", "attempt"}
+        ):
+            raise BadRequest(
+                f"stdin: entry {number}: {json.dumps(one)[:80]}; expected"
+                ' {"job": ID, "attempt": TOKEN}, both texts; attempt may be left out'
+            )
+    return value

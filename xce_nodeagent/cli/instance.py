@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+from xce_nodeagent.cli.session import Session, command, example, pass_session, with_agent, with_json
 
 
-@click.command()
+@command()
 @click.argument("instance", metavar="ID")
 @click.option("--reason", metavar="TEXT", required=True, help="Why; who looks will read it.")
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent drain 0000:3b:00.0 --reason 'cable is to be changed'")
 def drain(session: Session, instance: str, reason: str) -> None:
@@ -21,10 +21,10 @@ def drain(session: Session, instance: str, reason: str) -> None:
         session.show_json({"id": instance, "drained": True, "reason": reason})
 
 
-@click.command()
+@command()
 @click.argument("instance", metavar="ID")
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent undrain 0000:3b:00.0")
 def undrain(session: Session, instance: str) -> None:

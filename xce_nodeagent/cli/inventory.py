@@ -8,35 +8,51 @@ from typing import Any
 import click
 import msgspec
 
-from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+from xce_nodeagent.cli.session import (
+    LOOKING_SECONDS,
+    Session,
+    command,
+    example,
+    pass_session,
+    with_agent,
+    with_json,
+)
 from xce_nodeagent.errors import BadRequest
 
 
-@click.command()
-@click.option("--table", "style", flag_value="table", default="table", help="A table (default).")
-@click.option("--tree", "style", flag_value="tree", help="NUMA node, PCIe switch, devices.")
+@command()
+@click.option("--table", is_flag=True, help="A table (default).")
+@click.option("--tree", is_flag=True, help="NUMA node, PCIe switch, devices.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
 @click.option("--simulate", metavar="PROFILE", help="Add a simulated machine's instances.")
 @with_json
-@with_socket
+@with_agent(LOOKING_SECONDS)
 @pass_session
 @example("xce-nodeagent inventory --tree")
 def inventory(
-    session: Session, style: str, local: bool, sysroot: str | None, simulate: str | None
+    session: Session,
+    *,
+    table: bool,
+    tree: bool,
+    local: bool,
+    sysroot: str | None,
+    simulate: str | None,
 ) -> None:
     """Show this host's instances, and who holds them.
 
     Asks the agent. Looks by itself only with --local, --sysroot or --simulate, or where there is
     no socket at all; `source` in the answer says which. Who holds what, only the agent knows.
     """
+    if table + tree + session.json > 1:
+        raise click.UsageError("give one of --table, --tree and --json")
     if local or sysroot is not None or simulate or not session.has_socket():
-        found = _look(sysroot, simulate)
+        found = _look(sysroot, simulate or "")
     else:
         found = session.call("GetInventory", {})
     if session.json:
         session.show_json(found)
-    elif style == "tree":
+    elif tree:
         from xce_nodeagent.cli.tree import inventory_tree  # noqa: PLC0415  # rich takes its time
 
         session.show(inventory_tree(found))
@@ -46,27 +62,11 @@ def inventory(
         session.show(inventory_table(found))
 
 
-def _look(sysroot: str | None, simulate: str | None) -> dict[str, Any]:
-    """Discover here and now. The libraries that it takes are loaded only for this."""
-    from xce_nodeagent.daemon.account import load, places  # noqa: PLC0415  # see above
-    from xce_nodeagent.daemon.app import with_simulation  # noqa: PLC0415  # see above
-    from xce_nodeagent.discovery import scan  # noqa: PLC0415  # see above
-    from xce_nodeagent.host import Host  # noqa: PLC0415  # see above
-    from xce_nodeagent.model.config import Config  # noqa: PLC0415  # see above
-    from xce_nodeagent.model.inventory import advance  # noqa: PLC0415  # see above
-    from xce_nodeagent.providers import all_providers  # noqa: PLC0415  # see above
+def _look(sysroot: str | None, simulate: str) -> dict[str, Any]:
+    from xce_nodeagent.cli.local import look  # noqa: PLC0415  # discovery's libraries take time
 
-    if sysroot is not None and not os.path.isdir(sysroot):
+    parts = ("sys", "proc", "dev")
+    if sysroot is not None and not any(os.path.isdir(f"{sysroot}/{part}") for part in parts):
         raise BadRequest(f"--sysroot {sysroot!r}: expected a folder with sys, proc and dev in it")
-    config = load(places(os.environ, None)) if sysroot is None else Config()
-    config = with_simulation(config, simulate or "")
-    host = Host(
-        "/" if sysroot is None else sysroot,
-        live=sysroot is None,
-        simulate=config.simulate.profile,
-        device_directory=config.simulate.device_directory,
-        port_range=config.ports.range,
-    )
-    found, _, _ = advance(scan(host, all_providers()), {}, 0)
-    value: dict[str, Any] = msgspec.to_builtins(found)
+    value: dict[str, Any] = msgspec.to_builtins(look(sysroot, simulate))
     return value

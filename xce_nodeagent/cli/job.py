@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from xce_nodeagent.cli.session import Session, example, pass_session, with_json, with_socket
+from xce_nodeagent.cli.session import Session, command, example, pass_session, with_agent, with_json
 
 
-@click.command()
+@command()
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent jobs")
 def jobs(session: Session) -> None:
@@ -23,15 +23,19 @@ def jobs(session: Session) -> None:
     session.show(jobs_table(bindings))
 
 
-@click.command()
+@command()
 @click.argument("job", metavar="ID")
 @click.option("--attempt", metavar="TOKEN", help="This run of it.")
 @with_json
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent job 17")
 def job(session: Session, job: str, attempt: str | None) -> None:
-    """Show one binding. Its environment is shown to its user and to who may prepare."""
+    """Show one binding. Its environment is shown to its user and to who may prepare.
+
+    `last seen` is when somebody last asked for it: a prepare, or a reconcile that named it. A
+    restart of the agent sets it back to `since`.
+    """
     binding = session.call("GetBinding", {"job": job, "attempt": attempt})["binding"]
     if session.json:
         session.show_json({"binding": binding})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Final
 
 import click
 
-from xce_nodeagent.cli.session import Session, with_socket
+from xce_nodeagent.cli.session import Command, Session, tell_plain, with_socket
 from xce_nodeagent.errors import AgentError, BadRequest, ErrorClass
 
 _COMMANDS: Final = {
@@ -30,7 +31,7 @@ _COMMANDS: Final = {
 """Each command: where it is, and what it does in a line."""
 
 
-class _Commands(click.Group):
+class _Commands(Command, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return list(_COMMANDS)
 
@@ -82,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if session.json or "--json" in given[: given.index("--") if "--" in given else None]:
             session.json = True
             return session.fail(BadRequest(error.format_message()))
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        tell_plain(shown.getvalue())
         return ErrorClass.CALLER.exit_status
     except click.Abort:
         return 128 + 2  # SIGINT

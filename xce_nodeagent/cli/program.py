@@ -6,26 +6,39 @@ job's cgroup before it becomes the command, so no instruction of the command run
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from xce_nodeagent.cli.binding import port_asks, tell_left_over
-from xce_nodeagent.cli.session import Session, example, pass_session, with_socket
+from xce_nodeagent.cli.session import (
+    Session,
+    command,
+    example,
+    pass_session,
+    run_of,
+    tell,
+    with_agent,
+)
 from xce_nodeagent.errors import BY_CODE, AgentError, Internal, NotReady
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
+_CUTTING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+_CUT_SECONDS = 2.0  # for the release, once somebody wants us to end and no command has run
+_STARTED = b"+"  # through the pipe, when the command is about to be what runs
 _SI_KERNEL = 0x80  # siginfo(2), si_code: the terminal sent it, to the whole group
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # as every shell ends
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False})
+@command("exec", context_settings={"allow_interspersed_args": False})
 @click.option("--job", metavar="ID", help="The job's id; else exec-PID-RANDOM.")
 @click.option("--attempt", metavar="TOKEN", help="A token for this run of it; else random.")
 @click.option(
@@ -39,7 +52,7 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # as every shell ends
 @click.option("--ports", metavar="[NAME=]COUNT", multiple=True, help="Let the agent choose ports.")
 @click.option("--port", metavar="[NAME=]VALUE", multiple=True, help="This port.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@with_socket
+@with_agent()
 @pass_session
 @example("xce-nodeagent exec --request 'rusage[gpu=1]' -- nvidia-smi -L")
 def run_bound(  # noqa: PLR0917  # click gives them by name
@@ -56,7 +69,8 @@ def run_bound(  # noqa: PLR0917  # click gives them by name
 
     Ends as the command did: with its status, with 128 and the number of the signal that ended
     it, with 127 when there is no such command and 126 when it cannot be run. Signals are passed
-    on to the command; while the agent is asked, they wait.
+    on to the command. One that comes before there is a command ends it all: what was bound is
+    released, which takes two seconds at most.
     """
     token = secrets.token_hex(4)
     ref = {"job": job or f"exec-{os.getpid()}-{token}", "attempt": attempt or token}
@@ -74,27 +88,74 @@ def run_bound(  # noqa: PLR0917  # click gives them by name
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the status away
     try:
         try:
-            env = session.call("Prepare", asked)["env"]
-        except NotReady:
-            if not attempt:  # nobody else knows this token: what may have been done is ours
+            with _cut_short(before):
+                env = session.call("Prepare", asked)["env"]
+        except NotReady as error:
+            # Nobody else knows this token: what may have been done is ours.
+            if error.details.get("unanswered") and not attempt:
                 _release(session, ref)
             raise
+        except _Cut as cut:
+            if attempt:  # it may be of a prepare that was not ours
+                tell(f"job {run_of(ref)} may hold what was asked for: see `jobs`, and release it")
+            else:
+                _release(session, ref, _CUT_SECONDS)
+            return 128 + cut.number
+        seconds = None
         try:
             return _run(session, ref, command, env, before)
+        except _Cut as cut:
+            seconds = _CUT_SECONDS
+            return 128 + cut.number
         finally:
-            _release(session, ref)
+            _release(session, ref, seconds)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _release(session: Session, ref: dict[str, Any]) -> None:
+class _Cut(Exception):
+    """A signal wants us to end, and there is no command yet."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _cut_short(before: set[int | signal.Signals]) -> Iterator[None]:
+    """Let signals end the wait inside; raises _Cut. What was blocked or ignored stays so."""
+
+    def cut(number: int, _: FrameType | None) -> None:
+        raise _Cut(number)
+
+    open_ones = _CUTTING - before
+    old = {
+        number: signal.getsignal(number)
+        for number in open_ones
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        for number in old:
+            signal.signal(number, cut)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, set(old))
+        try:
+            yield
+        finally:
+            # What comes until here is raised by this very call, and later ones wait.
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(old))
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _release(session: Session, ref: dict[str, Any], seconds: float | None = None) -> None:
     """Release; when that fails, say so, and let the command's status stand."""
     try:
-        answer = session.call("Release", ref)
+        answer = session.call("Release", ref, seconds)
     except AgentError as error:
-        click.echo(f"xce-nodeagent: job {ref['job']} is not released: {error.message}", err=True)
+        tell(f"job {run_of(ref)} is not released: {error.message}")
     else:
-        tell_left_over(ref["job"], {**answer, "known": True})
+        tell_left_over(ref, {**answer, "known": True})
 
 
 def _run(
@@ -104,7 +165,7 @@ def _run(
     env: dict[str, str],
     before: set[int | signal.Signals],
 ) -> int:
-    reading, writing = os.pipe()  # closed by the exec; else it brings the reason
+    reading, writing = os.pipe()  # closed by the exec; it brings the start, or why there was none
     child = os.fork()
     if child == 0:
         os.close(reading)
@@ -115,10 +176,12 @@ def _run(
     os.close(writing)
     status = _wait(child)
     with open(reading, "rb") as pipe:
-        reason = pipe.read()
-    if reason:
-        raise _told(reason)
-    return status
+        told = pipe.read()
+    if told == _STARTED:
+        return status
+    if not told and status > 128:  # the signal that was passed on has met no command
+        raise _Cut(status - 128)
+    raise _told(told)
 
 
 def _wait(child: int) -> int:
@@ -141,6 +204,7 @@ def _child(
     """Move in and become the command; tell a failed move through the pipe. Never returns."""
     try:
         joined = session.call("Join", ref)
+        os.write(pipe, _STARTED)
         become(command, {**env, **joined["env"]})
     except AgentError as error:
         told = {"code": error.code, "message": error.message, "details": error.details}
@@ -174,5 +238,5 @@ def become(command: Sequence[str], env: dict[str, str]) -> NoReturn:
             why, status = "there is no such command", _NOT_FOUND
     except ValueError as error:  # a NUL in a word
         why, status = str(error), _NOT_EXECUTABLE
-    click.echo(f"xce-nodeagent: {command[0]}: {why}", err=True)
+    tell(f"{command[0]}: {why}")
     os._exit(status)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import inspect
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -13,10 +17,19 @@ from typing import Any, TypeVar
 import click
 
 from xce_nodeagent.daemon import client
-from xce_nodeagent.errors import AgentError
+from xce_nodeagent.errors import AgentError, BadRequest, ErrorClass
 from xce_nodeagent.model import place
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+SECONDS = 30.0
+"""How long a command waits for the agent's answer unless told otherwise."""
+
+LOOKING_SECONDS = 5.0
+"""The same for a command that only looks: whoever types it waits for it."""
+
+_OPTIONS = {"instances": "--instance", "job": "--job", "id": "ID", "jobs": "JOB"}
+"""What a person calls a parameter of the socket, where it is not `--` and its name."""
 
 
 class Session:
@@ -25,11 +38,22 @@ class Session:
     def __init__(self, environ: Mapping[str, str]) -> None:
         runtime = environ.get("XCE_NODEAGENT_RUNTIME_DIR") or place.RUNTIME
         self.socket = environ.get("XCE_NODEAGENT_SOCKET") or f"{runtime}/{place.SOCKET_NAME}"
+        self.seconds = SECONDS
         self.json = False
 
-    def call(self, method: str, parameters: dict[str, Any], timeout: float = 30.0) -> Any:
-        """Ask the agent; see `client.call`."""
-        return client.call(method, parameters, self.socket, timeout)
+    def call(self, method: str, parameters: dict[str, Any], timeout: float | None = None) -> Any:
+        """Ask the agent; see `client.call`. Waits for `--deadline` unless told otherwise."""
+        for name, value in parameters.items():
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str) and not _is_unicode(text):
+                    raise BadRequest(f"{_option(name)}: {text!r} is not UTF-8", field=name)
+        try:
+            return client.call(
+                method, parameters, self.socket, self.seconds if timeout is None else timeout
+            )
+        except BadRequest as error:
+            error.message = _for_people(error)
+            raise
 
     def has_socket(self) -> bool:
         """Whether there is a socket at all; one that refuses, or that we may not see, is one."""
@@ -45,16 +69,18 @@ class Session:
         """Print what was asked for.
 
         A reader that has gone ends the command with the status of SIGPIPE, as with any filter.
-        The signal itself stays ignored: it would also come from the agent's socket.
+        The signal itself stays ignored: it would also come from the agent's socket. Where it
+        cannot be written for another reason, a caller may ask again: that is transient.
         """
         try:
-            sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
-            sys.stdout.flush()
+            _write(text)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)  # the interpreter flushes once more at its end
-            os.close(nowhere)
             raise click.exceptions.Exit(128 + 13) from None
+        except OSError as error:
+            tell(
+                f"done, but the answer cannot be written: {error.strerror}; ask again, that is safe"
+            )
+            raise click.exceptions.Exit(ErrorClass.TRANSIENT.exit_status) from None
 
     def show_json(self, value: Any) -> None:
         """Print a value as JSON for programs and people."""
@@ -66,7 +92,7 @@ class Session:
         A program that asked for JSON so always gets JSON: `{"error": {code, class, message,
         details}}`, and no command's own answer has a field `error`.
         """
-        click.echo(f"xce-nodeagent: {error.message}", err=True)
+        tell(error.message)
         if self.json:
             facts = {
                 "code": error.code,
@@ -74,12 +100,96 @@ class Session:
                 "message": error.message,
                 "details": error.details,
             }
-            with contextlib.suppress(click.exceptions.Exit):  # the status is the error's
-                self.show(json.dumps({"error": facts}, indent=2, default=str))
+            with contextlib.suppress(OSError):  # the status is the error's
+                _write(json.dumps({"error": facts}, indent=2, default=str))
         return error.exit_status
 
 
-def with_socket(command: Command) -> Command:
+def _write(text: str) -> None:
+    """Write all of it to stdout; raise OSError, and then leave nothing for a later flush."""
+    if not text:
+        return
+    if sys.stdout is None:  # it was closed when we started; another file may have its number now
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # rather than stop at what it has no letter for
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)  # the interpreter flushes once more at its end
+        os.close(nowhere)
+        raise
+
+
+def tell(message: str) -> None:
+    """Tell a person something, with our name before it."""
+    tell_plain(f"xce-nodeagent: {message}\n")
+
+
+def tell_plain(text: str) -> None:
+    """Write to stderr, past its buffer; it may be closed or full as well."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def run_of(ref: Mapping[str, Any]) -> str:
+    """Name a run of a job, the one way everywhere: `job:attempt`, or the job where it has none."""
+    return f"{ref['job']}:{ref['attempt']}" if ref.get("attempt") else str(ref["job"])
+
+
+def _for_people(error: BadRequest) -> str:
+    """Say what the socket's schema refused in the words of the command line."""
+    schema = re.fullmatch(
+        r"[^:]*: (.*?)(?: - at `\$.*`)?; io\.xce\.\S+ describes what is expected",
+        error.message,
+        re.DOTALL,
+    )
+    if schema is None:
+        return error.message
+    field = str(error.details.get("field") or "")
+    name = re.match(r"[a-z_]*", field)[0]  # type: ignore[index]  # it matches anything
+    what = schema[1].replace("`", "")
+    return f"{_option(name)}: {what[:1].lower()}{what[1:]}"
+
+
+def _option(name: str) -> str:
+    return _OPTIONS.get(name, f"--{name}" if name else "the call")
+
+
+def _is_unicode(text: str) -> bool:
+    """Say whether an argument was UTF-8: bytes that are not come as lone surrogates (PEP 383)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Command(click.Command):
+    """A command whose help is printed as every answer is."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Give the option `--help`, which shows the help by way of the session."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
+
+def _show_help(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        context.find_object(Session).show(context.get_help())  # type: ignore[union-attr]  # main made it
+        context.exit()
+
+
+command = functools.partial(click.command, cls=Command)
+"""The decorator of every command."""
+
+
+def with_socket(command: Decorated) -> Decorated:
     """Add `--socket`."""
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -95,7 +205,30 @@ def with_socket(command: Command) -> Command:
     )(command)
 
 
-def with_json(command: Command) -> Command:
+def with_agent(seconds: float = SECONDS) -> Callable[[Decorated], Decorated]:
+    """Add what every command has that asks the agent: `--socket` and `--deadline`."""
+
+    def keep(context: click.Context, _: click.Parameter, value: float) -> None:
+        if not 0 < value < 86400:  # NaN as well
+            raise click.BadParameter(f"{value:g}: expected up to a day, in seconds")
+        context.find_object(Session).seconds = value  # type: ignore[union-attr]  # main made it
+
+    def add(command: Decorated) -> Decorated:
+        deadline = click.option(
+            "--deadline",
+            type=float,
+            metavar="SECONDS",
+            default=seconds,
+            expose_value=False,
+            callback=keep,
+            help=f"How long to wait for the agent's answer; else {seconds:g}.",
+        )
+        return deadline(with_socket(command))
+
+    return add
+
+
+def with_json(command: Decorated) -> Decorated:
     """Add `--json`. It is read first, so that every error after it is JSON as well."""
 
     def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -112,10 +245,10 @@ def with_json(command: Command) -> Command:
     )(command)
 
 
-def example(text: str) -> Callable[[Command], Command]:
+def example(text: str) -> Callable[[Decorated], Decorated]:
     """Add the example to a command's help."""
 
-    def add(command: Command) -> Command:
+    def add(command: Decorated) -> Decorated:
         command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n\b\nExample:\n  {text}"
         return command
 

@@ -1,51 +1,148 @@
-"""Tables for people. They fit the terminal, 80 columns included, and colour only a terminal.
+"""Tables for people. They fit a terminal of 80 columns, and colour only a terminal.
 
-Nothing is cut off: an id is there to be copied, so a long cell goes on in the next line.
+Nothing but a terminal has a width: in a pipe or a file every line is whole. An id is there to be
+copied, so no line is broken in one; what does not fit beside it goes below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-_WIDE = 110  # columns from which on there is room to say what a device is
+from xce_nodeagent.cli.session import run_of
+
+_ENDLESS = 1 << 20  # columns of what is no terminal
+_GAP, _INDENT = "  ", "    "
+
+Row = Sequence[Text]
 
 
-def rendered(*parts: RenderableType) -> str:
-    """Give what the parts look like on this stdout."""
-    console = Console(highlight=False)
+def columns() -> int:
+    """Say how many columns there are to write in."""
+    return Console().width if _is_terminal() else _ENDLESS
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def rendered(*parts: RenderableType, at_least: int = 0) -> str:
+    """Give what the parts look like on this stdout; a line of text goes on at a word's end."""
+    if not parts:
+        return ""
+    # A file of our own: a console writes to its file even while it captures. Its encoding says
+    # what lines a tree is drawn with.
+    paper = io.TextIOWrapper(io.BytesIO(), getattr(sys.stdout, "encoding", None) or "utf-8")
+    console = Console(
+        file=paper,
+        force_terminal=_is_terminal(),
+        highlight=False,
+        width=max(columns(), at_least),
+    )
     with console.capture() as capture:
         for part in parts:
             console.print(part)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
+def _whole(grid: Text) -> str:
+    """Give what a grid looks like: its lines are no text that could go on at a word's end."""
+    return rendered(grid, at_least=max(map(cell_len, grid.plain.split("\n"))))
+
+
+def _cells(cell: Text) -> int:
+    return cell.cell_len
+
+
+def _longest(texts: Iterable[str]) -> int:
+    """Give the width of the longest word: no line is narrower than that."""
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
+
+
+def _grid(header: Sequence[str], rows: Sequence[Row], below: Sequence[Sequence[Text]] = ()) -> Text:
+    """Put cells in columns; `below` has lines that follow each row."""
+    titles = [Text(title, style="bold") for title in header]
+    widths = [max(map(_cells, column)) for column in zip(titles, *rows, strict=True)]
+    lines = []
+    for row, more in zip((titles, *rows), ((), *(below or [()] * len(rows))), strict=True):
+        line = Text()
+        for cell, width in zip(row, widths, strict=True):
+            line.append_text(cell).append(" " * (width - cell.cell_len) + _GAP)
+        lines += [line, *(Text(_INDENT).append_text(one) for one in more)]
+    return Text("\n").join(lines)
+
+
+def _width(header: Sequence[str], rows: Sequence[Row]) -> int:
+    titles = [Text(title) for title in header]
+    cells: list[int] = [max(map(_cells, column)) for column in zip(titles, *rows, strict=True)]
+    return sum(cells) + len(_GAP) * (len(cells) - 1)
+
+
 def inventory_table(inventory: dict[str, Any]) -> str:
     """Show instances with their state and holders, then what is wrong."""
-    wide = Console().width >= _WIDE
-    table = _table("ID", "TYPE", "NUMA", *(["WHAT"] if wide else []), "STATE", "HELD BY")
-    for instance in inventory["instances"]:
-        numa = instance["attributes"].get("numa_node")
-        table.add_row(
-            Text(instance["id"]),
-            Text(instance["type"]),
-            Text("" if numa is None else str(numa)),
-            *([Text(about(instance))] if wide else []),
-            state(instance),
-            holders(instance),
-        )
     source = "the agent" if inventory["source"] == "agent" else "this command, not the agent"
-    parts: list[RenderableType] = [
-        Text(f"{inventory['node']}, as seen by {source}", style="bold"),
-        Text(f"generation {inventory['generation']}"),
-        table,
+    title = Text(f"{inventory['node']}, as seen by {source}", style="bold")
+    generation = Text(f"generation {inventory['generation']}")
+    grid = _instances(inventory["instances"], columns())
+    at_least = _longest([grid.plain, generation.plain])
+    return (
+        rendered(title, generation, at_least=at_least)
+        + _whole(grid)
+        + rendered(*problems(inventory), at_least=at_least)
+    )
+
+
+def _instances(instances: Sequence[dict[str, Any]], room: int) -> Text:
+    """Lay the instances out: all of it, else without what is empty, else with WHAT shortened.
+
+    If that is still too wide, WHAT is below each.
+    """
+    slices = slices_of(instances)
+    header = ["ID", "TYPE", "NUMA", "WHAT", "STATE", "HELD BY"]
+    rows = [
+        [
+            Text(one["id"]),
+            Text(one["type"]),
+            Text(str(one["attributes"].get("numa_node", ""))),
+            Text(about(one, slices[one["id"]])),
+            state(one),
+            holders(one),
+        ]
+        for one in instances
     ]
-    return rendered(*parts, *problems(inventory))
+    if _width(header, rows) <= room:
+        return _grid(header, rows)
+    for at in (5, 2):  # who holds it, and its NUMA node
+        if all(row[at].plain in ("", "?") for row in rows):
+            del header[at]
+            for row in rows:
+                del row[at]
+    what = header.index("WHAT")
+    short = [
+        [*row[:what], Text(about(one, slices[one["id"]], short=True)), *row[what + 1 :]]
+        for row, one in zip(rows, instances, strict=True)
+    ]
+    for fitting in (rows, short):
+        if _width(header, fitting) <= room:
+            return _grid(header, fitting)
+    below = [[row[what]] if row[what].plain else [] for row in rows]
+    return _grid(
+        header[:what] + header[what + 1 :], [[*r[:what], *r[what + 1 :]] for r in rows], below
+    )
+
+
+def slices_of(instances: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Count the MIG slices that each card is cut into."""
+    return Counter(one["parent"] for one in instances if one["type"] == "mig" and one["parent"])
 
 
 def problems(inventory: dict[str, Any]) -> Iterable[RenderableType]:
@@ -70,37 +167,59 @@ def holders(instance: dict[str, Any]) -> Text:
     held = instance["held_by"]
     if held is None:
         return Text("?")
-    shown = [_run_of(holder) for holder in held[:3]]
+    shown = [run_of(holder) for holder in held[:3]]
     return Text(", ".join(shown) + (f" and {len(held) - 3} more" if len(held) > 3 else ""))
 
 
-def about(instance: dict[str, Any]) -> str:
-    """Say in a few words what an instance is."""
+def about(instance: dict[str, Any], slices: int = 0, *, short: bool = False) -> str:
+    """Say in a few words what an instance is; `short` leaves away what its name says as well."""
     facts = instance["attributes"]
-    words = [facts.get("model"), facts.get("mig_profile"), facts.get("netdev")]
+    model, profile, netdev = (facts.get(name) for name in ("model", "mig_profile", "netdev"))
+    if short and (profile or netdev):
+        model = None
+    elif short and model:
+        model = str(model).removeprefix("NVIDIA ")
+        if slices:
+            model = f"{re.split('[ -]', model)[0]} …"
+    words = [model, profile, netdev]
     if speed := facts.get("speed_mbps"):
-        words.append(f"{speed / 1000:g} Gbit/s")
-    if memory := facts.get("memory_bytes"):
+        words.append(f"{speed / 1000:g}G" if short else f"{speed / 1000:g} Gbit/s")
+    if (memory := facts.get("memory_bytes")) and not short:
         words.append(f"{memory / 2**30:.0f} GiB")
-    words += [facts.get("state"), facts.get("port_range")]
+    words += [None if short and facts.get("state") == "up" else facts.get("state")]
+    words.append(facts.get("port_range"))
+    if slices:
+        words.append(f"({slices} slice{'s' if slices > 1 else ''})")
     return " ".join(str(word) for word in words if word not in (None, ""))
 
 
 def jobs_table(bindings: list[dict[str, Any]]) -> str:
-    """Show bindings, a line for each."""
+    """Show bindings, a line for each; in a terminal, what each holds one below the other."""
     if not bindings:
         return "no job holds anything\n"
-    table = _table("JOB", "STATE", "SINCE", "PROCS", "HOLDS")
-    for binding in bindings:
-        populated = {True: "yes", False: "none", None: "?"}[binding["populated"]]
-        table.add_row(
-            Text(_run_of(binding)),
+    header = ["JOB", "STATE", "SINCE", "PROCS", "HOLDS"]
+    rows = [
+        [
+            Text(run_of(binding)),
             Text(binding["state"]),
             Text(_when(binding["since"])[:16]),  # to the minute: a UUID must fit beside it
-            Text(populated),
-            Text("\n".join(_held(binding)) or "nothing"),
+            Text({True: "yes", False: "none", None: "?"}[binding["populated"]]),
+        ]
+        for binding in bindings
+    ]
+    held = [[Text(one) for one in _held(binding) or ["nothing"]] for binding in bindings]
+    room = columns()
+    if room == _ENDLESS:
+        grid = _grid(header, [[*r, Text(" ").join(h)] for r, h in zip(rows, held, strict=True)])
+    else:
+        lines: list[Row] = []
+        for row, all_held in zip(rows, held, strict=True):
+            lines.append([*row, all_held[0]])
+            lines += [[*([Text()] * 4), one] for one in all_held[1:]]
+        grid = (
+            _grid(header, lines) if _width(header, lines) <= room else _grid(header[:4], rows, held)
         )
-    return rendered(table)
+    return _whole(grid)
 
 
 def job_detail(binding: dict[str, Any]) -> str:
@@ -108,7 +227,7 @@ def job_detail(binding: dict[str, Any]) -> str:
     facts = [
         ("job", binding["job"]),
         ("attempt", binding["attempt"] or "none given"),
-        ("user", "unknown" if binding["uid"] is None else str(binding["uid"])),
+        ("user", "not given" if binding["uid"] is None else str(binding["uid"])),
         ("state", binding["state"] + (f": {binding['reason']}" if binding["reason"] else "")),
         ("since", _when(binding["since"])),
         ("last seen", _when(binding["last_seen"])),
@@ -116,7 +235,7 @@ def job_detail(binding: dict[str, Any]) -> str:
         ("enforcement", binding["enforcement"]),
         *((f"cgroup {kind}", path) for kind, path in binding["cgroup"].items()),
         *(("holds", held) for held in _held(binding)),
-        *(("environment", f"{name}={value}") for name, value in binding["env"].items()),
+        *(("environment", f"{name}={value}") for name, value in sorted(binding["env"].items())),
     ]
     lines = []
     for number, (name, text) in enumerate(facts):
@@ -133,16 +252,5 @@ def _held(binding: dict[str, Any]) -> list[str]:
     return [*binding["instances"], *ports]
 
 
-def _run_of(ref: dict[str, Any]) -> str:
-    return f"{ref['job']}:{ref['attempt']}" if ref["attempt"] else str(ref["job"])
-
-
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

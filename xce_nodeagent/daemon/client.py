@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
+import time
 from typing import Any
 
 from xce_nodeagent.errors import BY_CODE, AgentError, BadRequest, Internal, NotPermitted, NotReady
@@ -23,7 +25,8 @@ def call(
     """Call a method of the interface, such as `Prepare`, and give its answer.
 
     Parameters that are None are left out. Raise the agent's errors as they are, NotReady when
-    no agent can be reached or it does not answer within `timeout` seconds.
+    no agent can be reached or it does not answer within `timeout` seconds. Its `details` then
+    have `unanswered` where the call went out: what was asked may have been done.
     """
     given = {name: value for name, value in parameters.items() if value is not None}
     message = json.dumps({"method": f"{INTERFACE}.{method}", "parameters": given})
@@ -44,7 +47,8 @@ def _wait_at_most(sock: socket.socket, seconds: float) -> None:
 
     With Python's own timeout a unix socket whose queue is full would refuse at once (EAGAIN).
     """
-    timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    micros = max(1, int(seconds * 1e6))  # 0 would mean for ever
+    timeval = struct.pack("ll", *divmod(micros, 1_000_000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
@@ -56,8 +60,8 @@ def _connect(sock: socket.socket, path: str) -> None:
     except FileNotFoundError:
         raise NotReady(
             f"no agent: there is no socket {path}\n"
-            "start the agent with `systemctl start xce-nodeagent`, or say with --socket or"
-            " XCE_NODEAGENT_SOCKET where it is",
+            f"start the agent with `{_start()}`, or say with --socket or XCE_NODEAGENT_SOCKET"
+            " where it is",
             socket=path,
         ) from None
     except PermissionError:
@@ -69,14 +73,37 @@ def _connect(sock: socket.socket, path: str) -> None:
     except OSError as error:
         if error.errno is None:  # longer than the 107 bytes of sun_path (unix(7))
             raise BadRequest(f"socket {path}: {error}; give a shorter path", socket=path) from None
+        if _is_something_else(path):
+            raise BadRequest(
+                f"{path} is not a socket\n"
+                "say with --socket or XCE_NODEAGENT_SOCKET where the agent's is",
+                socket=path,
+            ) from None
+        see = "see `systemctl status xce-nodeagent`" if _systemd() else f"start it: `{_start()}`"
         raise NotReady(
-            f"no agent: socket {path}: {error.strerror}\n"
-            "the agent has ended or is starting; see `systemctl status xce-nodeagent`",
+            f"no agent: socket {path}: {error.strerror}\nthe agent has ended or is starting; {see}",
             socket=path,
         ) from None
 
 
+def _is_something_else(path: str) -> bool:
+    try:
+        return not stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _systemd() -> bool:
+    """Say whether systemd runs this host (sd_booted(3))."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def _start() -> str:
+    return "systemctl start xce-nodeagent" if _systemd() else "xce-nodeagent run"
+
+
 def _exchange(sock: socket.socket, message: bytes, path: str, timeout: float) -> bytes:
+    until = time.monotonic() + timeout
     _wait_at_most(sock, timeout)
     try:
         sock.sendall(message)
@@ -97,10 +124,14 @@ def _exchange(sock: socket.socket, message: bytes, path: str, timeout: float) ->
                 f"socket {path}: the agent ended the connection without an answer\n"
                 "what was asked may have been done; ask again, that is safe",
                 socket=path,
+                unanswered=True,
             )
         answer += chunk
         if answer.endswith(b"\0"):
             return answer[:-1]
+        if (left := until - time.monotonic()) <= 0:
+            raise _late(path, timeout)
+        _wait_at_most(sock, left)
 
 
 def _late(path: str, timeout: float) -> NotReady:
@@ -108,6 +139,7 @@ def _late(path: str, timeout: float) -> NotReady:
         f"socket {path}: the agent has not answered for {timeout:g} s\n"
         "what was asked may still be done; ask again, that is safe",
         socket=path,
+        unanswered=True,
     )
 
 
