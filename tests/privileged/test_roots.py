@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xce_nodeagent.errors import BadCgroup, BadConfig
+from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.privileged.ops import Bind, Take, Unbind, Verify, pack
-from xce_nodeagent.privileged.roots import Mount, Roots, cgroups_of, mounts, openat2
+from xce_nodeagent.privileged.roots import Roots, cgroups_of, openat2
 
 HYBRID = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -27,14 +28,14 @@ CONTAINER = """\
 
 
 def test_mounts_of_a_hybrid_host():
-    assert mounts(HYBRID) == (
+    assert hierarchies(HYBRID) == (
         Mount("cgroup1", "/sys/fs/cgroup/devices", "/", (0, 33)),
         Mount("cgroup2", "/sys/fs/cgroup/unified", "/", (0, 38)),
     )
 
 
 def test_mounts_show_what_part_they_show_and_unescape():
-    assert mounts(CONTAINER) == (
+    assert hierarchies(CONTAINER) == (
         Mount("cgroup2", "/sys/fs/cgroup", "/pod7/c1", (0, 26)),
         Mount("cgroup2", "/mnt/a b\\c", "/", (0, 26)),
     )
@@ -42,20 +43,20 @@ def test_mounts_show_what_part_they_show_and_unescape():
 
 def test_cgroups_of_a_process_are_where_they_are_mounted():
     text = "9:name=systemd:/user.slice\n5:devices:/system.slice/x.service\n0::/jobs/one:two\n"
-    assert cgroups_of(text, mounts(HYBRID)) == {
+    assert cgroups_of(text, hierarchies(HYBRID)) == {
         CgroupRef("cgroup1", "/sys/fs/cgroup/devices/system.slice/x.service"),
         CgroupRef("cgroup2", "/sys/fs/cgroup/unified/jobs/one:two"),
     }
 
 
 def test_cgroup_outside_a_mount_s_part_is_not_shown():
-    assert cgroups_of("0::/pod7/c1/in\n", mounts(CONTAINER)[:1]) == {
+    assert cgroups_of("0::/pod7/c1/in\n", hierarchies(CONTAINER)[:1]) == {
         CgroupRef("cgroup2", "/sys/fs/cgroup/in")
     }
-    assert cgroups_of("0::/pod7/c1\n", mounts(CONTAINER)[:1]) == {
+    assert cgroups_of("0::/pod7/c1\n", hierarchies(CONTAINER)[:1]) == {
         CgroupRef("cgroup2", "/sys/fs/cgroup")
     }
-    assert not cgroups_of("0::/pod7/c11\n", mounts(CONTAINER)[:1])
+    assert not cgroups_of("0::/pod7/c11\n", hierarchies(CONTAINER)[:1])
 
 
 @given(
@@ -173,7 +174,7 @@ def test_binder_never_binds_its_own_cgroup(world, nodes, tmp_path):
     (tmp_path / "self").mkdir()
     mountinfo = Path("/proc/self/mountinfo").read_text("utf-8")
     (tmp_path / "self/mountinfo").write_text(mountinfo, "utf-8")
-    mount = next(m for m in mounts(mountinfo) if m.backend == world.backend)
+    mount = next(m for m in hierarchies(mountinfo) if m.backend == world.backend)
     inside = named.path.removeprefix(mount.point)
     controllers = "" if world.backend == "cgroup2" else "devices"
     (tmp_path / "self/cgroup").write_text(f"0:{controllers}:{inside}\n", "utf-8")

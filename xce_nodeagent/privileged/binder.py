@@ -23,6 +23,7 @@ from xce_nodeagent.errors import (
     Enforcement,
     NotReady,
 )
+from xce_nodeagent.host.cgroup import hierarchies
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Device
@@ -48,7 +49,7 @@ from xce_nodeagent.privileged.ops import (
     Verified,
     Verify,
 )
-from xce_nodeagent.privileged.roots import Roots, Where, mounts
+from xce_nodeagent.privileged.roots import Roots, Where
 
 MARK_LIMIT = 4096
 """Bytes of a mark: a job id and an attempt of 128 bytes each, and room for more."""
@@ -174,7 +175,7 @@ class Binder:
 
     def _open_fences(self) -> tuple[str, bool]:
         """Open what this host can fence with; give the kind of program, and if it was found."""
-        present = {mount.backend for mount in mounts(self._mountinfo())}
+        present = {mount.backend for mount in hierarchies(self._mountinfo())}
         program, recovered = "none", False
         if "cgroup2" in present:
             try:

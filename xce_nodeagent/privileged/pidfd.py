@@ -8,10 +8,11 @@ import select
 from pathlib import Path
 
 from xce_nodeagent.errors import BadCgroup, BadRequest
+from xce_nodeagent.host.cgroup import hierarchies
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.ops import Join
-from xce_nodeagent.privileged.roots import Roots, cgroups_of, mounts
+from xce_nodeagent.privileged.roots import Roots, cgroups_of
 
 _PF_KTHREAD = 0x0020_0000  # linux/sched.h
 
@@ -41,7 +42,7 @@ def check_free(request: Join, roots: Roots, proc: Path) -> None:
         text = (proc / str(request.pid) / "cgroup").read_text("utf-8", "replace")
     except OSError:
         return  # it is ending; or /proc is mounted with hidepid=
-    for ref in cgroups_of(text, mounts((proc / "self/mountinfo").read_text("utf-8"))):
+    for ref in cgroups_of(text, hierarchies((proc / "self/mountinfo").read_text("utf-8"))):
         if ref.backend != request.cgroup.backend:
             continue
         found = roots.bearer(ref)

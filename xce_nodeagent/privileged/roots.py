@@ -13,9 +13,10 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement
+from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.privileged import ancestry
 from xce_nodeagent.privileged.ancestry import openat2
@@ -27,44 +28,6 @@ _PLAIN = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,254}")  # neither . nor ..
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PATH_LIMIT = 4095  # PATH_MAX without its NUL
 _FIND_LIMIT = 8 * WALK_LIMIT  # only who may prepare can make so many in our way
-
-
-class Mount(NamedTuple):
-    """A mounted hierarchy. `root` is the cgroup that its mount point shows, usually `/`."""
-
-    backend: Backend
-    point: str
-    root: str
-    device: tuple[int, int]
-
-
-def mounts(mountinfo: str) -> tuple[Mount, ...]:
-    """Read the hierarchies that can fence devices from the text of /proc/self/mountinfo.
-
-    Fields 3, 4 and 5 are the device, the root and the mount point; after `-` come the type, the
-    source and the options (proc(5)). Space, tab, newline and backslash are written in octal.
-    """
-    found: list[Mount] = []
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, (kind, _, options) = left.split(" "), right.split(" ", 2)
-        backend: Backend
-        if kind == "cgroup2":
-            backend = "cgroup2"
-        elif kind == "cgroup" and "devices" in options.split(","):
-            backend = "cgroup1"
-        else:
-            continue
-        major, _, minor = fields[2].partition(":")
-        device = (int(major), int(minor))
-        found.append(Mount(backend, _plain(fields[4]), _plain(fields[3]), device))
-    return tuple(found)
-
-
-def _plain(field: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, character)
-    return field
 
 
 def cgroups_of(proc_cgroup: str, mounted: Iterable[Mount]) -> frozenset[CgroupRef]:
@@ -128,7 +91,7 @@ class Roots:
             os.close(self._fds.popitem()[1])
 
     def _mounts(self) -> tuple[Mount, ...]:
-        return mounts((self._proc / "self/mountinfo").read_text("utf-8"))
+        return hierarchies((self._proc / "self/mountinfo").read_text("utf-8"))
 
     # ---- the home ---------------------------------------------------------------------------
 
