@@ -556,4 +556,4 @@ def test_in_a_pipe_a_job_is_a_line() -> None:
     shown = subprocess.check_output(
         [sys.executable, "-c", bound("x" * 100)], text=True, env=environment("")
     )
-    assert shown.splitlines()[1].endswith(f"yes    {HELD[0]} {HELD[1]} port 20000 as http")
+    assert shown.splitlines()[1].endswith(f"yes    {HELD[0]}, {HELD[1]}, port 20000 as http")

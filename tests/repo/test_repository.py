@@ -10,9 +10,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 from xce_nodeagent import errors
+from xce_nodeagent.cli import main
 from xce_nodeagent.model.config import SECTIONS, parse
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +147,40 @@ def test_readme_worker_in_c_compiles(tmp_path):
         ["cc", "-Wall", "-Wextra", "-Werror", "-o", tmp_path / "worker", tmp_path / "worker.c"],
         check=True, timeout=60,
     )  # fmt: skip
+
+
+def test_readme_prologs_are_shell():
+    scripts = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert len(scripts) > 3
+    for script in scripts:
+        subprocess.run(["sh", "-n", "-c", script], check=True, timeout=60)
+
+
+def test_readme_names_every_option_of_the_commands():
+    table = (ROOT / "README.md").read_text("utf-8").partition("## The commands")[2]
+    for name in main._COMMANDS:
+        command = main._program.get_command(None, name)
+        lines = [line for line in table.splitlines() if re.match(rf"\|.*`{name}\b", line)]
+        assert lines, name
+        options = {one.opts[0] for one in command.params if isinstance(one, click.Option)}
+        missing = {
+            one
+            for one in options - {"--socket", "--deadline", "--json", "--verbose"}
+            if f"{one}" not in lines[0]
+        }
+        assert not missing, name
+
+
+def test_dev_says_how_it_is_used():
+    usage = subprocess.run([ROOT / "dev", "--help"], capture_output=True, text=True, check=True)
+    for command in ("demo", "bench", "lint", "setup", "lock"):
+        assert re.search(rf"^  {command} ", usage.stdout, re.MULTILINE)
+        for option in ("--help", "-h") if command != "bench" else ():
+            told = subprocess.run(
+                [ROOT / "dev", command, option], capture_output=True, text=True, timeout=30,
+                check=True,
+            )  # fmt: skip
+            assert (told.stdout, told.stderr) == (usage.stdout, "")
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda path: path.name)

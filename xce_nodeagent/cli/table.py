@@ -210,7 +210,7 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
     held = [[Text(one) for one in _held(binding) or ["nothing"]] for binding in bindings]
     room = columns()
     if room == _ENDLESS:
-        grid = _grid(header, [[*r, Text(" ").join(h)] for r, h in zip(rows, held, strict=True)])
+        grid = _grid(header, [[*r, Text(", ").join(h)] for r, h in zip(rows, held, strict=True)])
     else:
         lines: list[Row] = []
         for row, all_held in zip(rows, held, strict=True):
