@@ -66,7 +66,9 @@ def _look(sysroot: str | None, simulate: str) -> dict[str, Any]:
     from xce_nodeagent.cli.local import look  # noqa: PLC0415  # discovery's libraries take time
 
     parts = ("sys", "proc", "dev")
-    if sysroot is not None and not any(os.path.isdir(f"{sysroot}/{part}") for part in parts):
+    if sysroot is not None and not (
+        sysroot and any(os.path.isdir(f"{sysroot}/{part}") for part in parts)
+    ):
         raise BadRequest(f"--sysroot {sysroot!r}: expected a folder with sys, proc and dev in it")
     value: dict[str, Any] = msgspec.to_builtins(look(sysroot, simulate))
     return value
