@@ -86,6 +86,17 @@ device_directory = "{self.devices}"
             )
         self.wait()
 
+    def refused_start(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run an agent that is not to come up; give how it ended."""
+        return subprocess.run(
+            [sys.executable, "-m", "xce_nodeagent", "run", *arguments],
+            env=self.env | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
     def wait(self) -> None:
         """Wait until it serves; fail with its log when it ends instead."""
         assert self.process is not None

@@ -115,73 +115,6 @@ def test_a_cgroup_of_the_callers_is_bound_and_left_to_it(agent, in_job):
     assert in_job(str(own)).opens(given) == "EPERM"
 
 
-@pytest.mark.parametrize(
-    ("ask", "code", "error_class"),
-    [
-        ({"job": "1", "instances": ["GPU-nobody"]}, "unknown_instance", "node"),
-        ({"job": "a/b"}, "bad_job_id", "caller"),
-        ({"job": "a\nb"}, "bad_job_id", "caller"),
-        ({"job": "x" * 10_000}, "bad_job_id", "caller"),
-        ({"job": ""}, "bad_job_id", "caller"),
-        ({}, "bad_request", "caller"),
-        ({"job": 7}, "bad_request", "caller"),
-        ({"job": "1", "colour": "red"}, "bad_request", "caller"),
-        ({"job": "1", "request": "rusage[gpu=two]"}, "bad_request", "caller"),
-        ({"job": "1", "request": "rusage[gpu=9]"}, "never_fits", "job"),
-        ({"job": "1", "ports": [{"port": 80}]}, "bad_port", "caller"),
-        ({"job": "1", "ports": [{"count": 100_000}]}, "bad_port", "caller"),
-        ({"job": "1", "cgroup": "/etc"}, "bad_cgroup", "caller"),
-        ({"job": "1", "cgroup": "@root"}, "bad_cgroup", "caller"),
-        ({"job": "1", "cgroup": "@other"}, "bad_cgroup", "caller"),
-        ({"job": "1", "cgroup": "@missing"}, "bad_cgroup", "caller"),
-        ({"job": "1", "cgroup": "@link"}, "bad_cgroup", "caller"),
-        ({"job": "1", "cgroup": "@populated"}, "bad_cgroup", "caller"),
-        ({"job": "1", "cgroup": "@bound"}, "conflict", "caller"),
-        ({"job": "1", "cgroup": "@nested"}, "bad_cgroup", "caller"),
-        ({"job": "1", "pid": 1}, "bad_cgroup", "caller"),
-        ({"job": "1", "pid": 4_000_000}, "bad_cgroup", "caller"),
-        ({"job": "1", "pid": 999_999_999}, "bad_request", "caller"),
-        ({"job": "1", "uid": -1}, "bad_request", "caller"),
-    ],
-    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
-)
-def test_bad_input(steady, special, refused, *, ask, code, error_class):
-    """Each gets its pinned error, changes nothing, and the agent goes on."""
-    if ask.get("cgroup") in special:
-        ask = {**ask, "cgroup": special[ask["cgroup"]]}
-    with pytest.raises(refused, match=r"io\.xce\.NodeAgent") as caught:
-        steady.call("Prepare", **ask)
-    assert (caught.value.code, caught.value.error_class) == (code, error_class)
-    assert [b["job"] for b in steady.call("ListBindings")["bindings"]] == ["holder"]
-    assert [p.name for p in steady.home.iterdir() if p.is_dir()] == []
-
-
-@pytest.fixture(scope="module")
-def special(steady, cgroup2_mount):
-    """Cgroups that may not be named."""
-    bound, populated = steady.other / "bound", steady.other / "populated"
-    (bound / "nested").mkdir(parents=True)
-    populated.mkdir()
-    steady.call("Prepare", job="holder", cgroup=str(bound))
-    link = steady.folder / "link"
-    link.symlink_to(steady.other)
-    inside = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        (populated / "cgroup.procs").write_text(str(inside.pid), "ascii")
-        yield {
-            "@root": str(cgroup2_mount),
-            "@other": str(steady.other),
-            "@missing": str(steady.other / "missing"),
-            "@link": str(link),
-            "@populated": str(populated),
-            "@bound": str(bound),
-            "@nested": str(bound / "nested"),
-        }
-    finally:
-        inside.kill()
-        inside.communicate()
-
-
 AS_USER = """
 import os, sys
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
@@ -246,54 +179,6 @@ def test_a_client_that_leaves_after_the_commit_leaves_a_binding(agent):
     # It may have left before its message was read; asking again is right in either case.
     assert agent.call("Prepare", job="1", attempt="a")["attempt"] == "a"
     assert len(agent.call("ListBindings")["bindings"]) == 1
-
-
-@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_second_agent_in_the_same_place_is_refused_and_the_first_goes_on(agent):
-    agent.call("Prepare", job="1", attempt="a")
-    done = subprocess.run(
-        [sys.executable, "-m", "xce_nodeagent", "run", "--simulate", "dgx-h100"],
-        env=agent.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 75
-    assert "another agent" in done.stderr
-    assert agent.call("Prepare", job="2")["enforcement"] == "cgroup2"
-
-
-@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_second_agent_with_the_same_state_is_refused(agent):
-    """Each would give the same card away: neither sees what the other wrote."""
-    done = subprocess.run(
-        [sys.executable, "-m", "xce_nodeagent", "run", "--simulate", "dgx-h100"],
-        env=agent.env | {"XCE_NODEAGENT_RUNTIME_DIR": str(agent.folder / "run2")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 75
-    assert "XCE_NODEAGENT_STATE_DIR" in done.stderr
-
-
-@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_configuration_with_faults_is_refused_with_all_of_them(agent):
-    agent.stop()
-    agent.config.write_text("[agent]\nuser = 7\n[ports]\nrange = 'x'\n", "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "xce_nodeagent", "run"],
-        env=agent.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 78
-    assert "config.toml:2: [agent] user" in done.stderr
-    assert "config.toml:4: [ports] range" in done.stderr
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
@@ -426,36 +311,6 @@ def test_a_port_that_still_listens_is_told_with_its_process(agent):
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_once_it_serves_it_imports_nothing_more(agent, in_job, refused):
-    """The interpreter may lie where only root can read, and the agent is not root any more."""
-    agent.stop()
-    agent.log.write_text("", "utf-8")
-    agent.python = [sys.executable, "-X", "importtime"]
-    agent.start()
-    agent.call("GetInventory")
-    answer = agent.call(
-        "Prepare", job="1", attempt="a", request="rusage[gpu=1]", ports=[{"count": 1}]
-    )
-    inside = in_job(cgroup_of(answer))
-    for ask in ({"job": "1", "attempt": "a", "request": "rusage[gpu=2]"}, {"job": "/"}, {}):
-        with pytest.raises(refused, match=r"io\.xce"):
-            agent.call("Prepare", **ask)
-    agent.call("Prepare", job="1", attempt="a", request="rusage[nic=1]", add=True)
-    agent.call("Doctor")
-    agent.call("GetBinding", job="1")
-    agent.call("Release", job="1", attempt="a")
-    inside.end()
-    agent.call("Drain", id="ports", reason="x")
-    os.kill(agent.process.pid, signal.SIGHUP)  # looks at the hardware again
-    agent.call("Reconcile", jobs=[])
-    assert agent.stop() == 0
-    lines = agent.log.read_text("utf-8").splitlines()
-    serving = next(n for n, line in enumerate(lines) if "serving:" in line)
-    assert any(line.startswith("import time:") for line in lines[:serving])
-    assert [line for line in lines[serving:] if line.startswith("import time:")] == []
-
-
-@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
 def test_the_inventory_is_reported_to_a_file_and_again_when_it_changes(agent):
     agent.stop()
     reports = agent.folder / "reports"
@@ -481,21 +336,6 @@ def _eventually(look):
                 return found
         time.sleep(0.02)
     pytest.fail("it did not come to pass")
-
-
-@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_a_signal_to_the_whole_group_and_a_second_one_leave_nothing_behind(agent):
-    """timeout(1) signals its child and then the group; Ctrl-C is pressed twice."""
-    agent.stop()
-    agent.in_group = True
-    agent.start()
-    group = agent.process.pid
-    os.kill(group, signal.SIGTERM)
-    os.killpg(group, signal.SIGTERM)
-    os.killpg(group, signal.SIGINT)
-    assert agent.process.wait(20) == 0
-    assert not agent.home.exists()
-    assert not agent.devices.exists()
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)

@@ -1,8 +1,9 @@
-"""How the agent and its supervisor start: nothing of where they were started gets in."""
+"""How the agent and its supervisor start and end, and what keeps them from starting."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,14 +91,81 @@ def test_a_link_in_the_place_of_the_state_is_refused(agent, tmp_path):
     state = agent.folder / "state"
     state.rename(agent.folder / "away")
     state.symlink_to(victim)
-    done = subprocess.run(
-        [sys.executable, "-m", "xce_nodeagent", "run"],
-        env=agent.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = agent.refused_start()
     assert done.returncode == 78
     assert str(state) in done.stderr
     assert (victim.stat().st_uid, victim.stat().st_mode & 0o777) == (0, 0o755)
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_second_agent_in_the_same_place_is_refused_and_the_first_goes_on(agent):
+    agent.call("Prepare", job="1", attempt="a")
+    done = agent.refused_start("--simulate", "dgx-h100")
+    assert done.returncode == 75
+    assert "another agent" in done.stderr
+    assert agent.call("Prepare", job="2")["enforcement"] == "cgroup2"
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_second_agent_with_the_same_state_is_refused(agent):
+    """Each would give the same card away: neither sees what the other wrote."""
+    done = agent.refused_start(
+        "--simulate", "dgx-h100", XCE_NODEAGENT_RUNTIME_DIR=str(agent.folder / "run2")
+    )
+    assert done.returncode == 75
+    assert "XCE_NODEAGENT_STATE_DIR" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_configuration_with_faults_is_refused_with_all_of_them(agent):
+    agent.stop()
+    agent.config.write_text("[agent]\nuser = 7\n[ports]\nrange = 'x'\n", "utf-8")
+    done = agent.refused_start()
+    assert done.returncode == 78
+    assert "config.toml:2: [agent] user" in done.stderr
+    assert "config.toml:4: [ports] range" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_once_it_serves_it_imports_nothing_more(agent, in_job, refused):
+    """The interpreter may lie where only root can read, and the agent is not root any more."""
+    agent.stop()
+    agent.log.write_text("", "utf-8")
+    agent.python = [sys.executable, "-X", "importtime"]
+    agent.start()
+    agent.call("GetInventory")
+    answer = agent.call(
+        "Prepare", job="1", attempt="a", request="rusage[gpu=1]", ports=[{"count": 1}]
+    )
+    inside = in_job(answer["cgroup"]["v2"])
+    for ask in ({"job": "1", "attempt": "a", "request": "rusage[gpu=2]"}, {"job": "/"}, {}):
+        with pytest.raises(refused, match=r"io\.xce"):
+            agent.call("Prepare", **ask)
+    agent.call("Prepare", job="1", attempt="a", request="rusage[nic=1]", add=True)
+    agent.call("Doctor")
+    agent.call("GetBinding", job="1")
+    agent.call("Release", job="1", attempt="a")
+    inside.end()
+    agent.call("Drain", id="ports", reason="x")
+    os.kill(agent.process.pid, signal.SIGHUP)  # looks at the hardware again
+    agent.call("Reconcile", jobs=[])
+    assert agent.stop() == 0
+    lines = agent.log.read_text("utf-8").splitlines()
+    serving = next(n for n, line in enumerate(lines) if "serving:" in line)
+    assert any(line.startswith("import time:") for line in lines[:serving])
+    assert [line for line in lines[serving:] if line.startswith("import time:")] == []
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_signal_to_the_whole_group_and_a_second_one_leave_nothing_behind(agent):
+    """timeout(1) signals its child and then the group; Ctrl-C is pressed twice."""
+    agent.stop()
+    agent.in_group = True
+    agent.start()
+    group = agent.process.pid
+    os.kill(group, signal.SIGTERM)
+    os.killpg(group, signal.SIGTERM)
+    os.killpg(group, signal.SIGINT)
+    assert agent.process.wait(20) == 0
+    assert not agent.home.exists()
+    assert not agent.devices.exists()

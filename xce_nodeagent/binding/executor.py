@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import Binding
-from xce_nodeagent.model.plan import AdoptCgroup, MakeCgroup
+from xce_nodeagent.model.plan import AdoptCgroup, MakeCgroup, RemoveCgroup, inverse
 from xce_nodeagent.model.rule import Device, Rule
 from xce_nodeagent.privileged.ops import (
     Bind,
@@ -122,7 +122,7 @@ class Executor:
             meanwhile()
             return Unbound(gone=True)
         answer = await self._binder.call(
-            Unbind(binding.mark, step.cgroup, remove=isinstance(step, MakeCgroup)),
+            Unbind(binding.mark, step.cgroup, remove=isinstance(inverse(step), RemoveCgroup)),
             meanwhile=meanwhile,
         )
         return _expect(answer, Unbound)
