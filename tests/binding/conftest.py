@@ -179,6 +179,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "ledger.db"
         self.clock = Clock()
+        self.uptime = Clock()
         self.books = Books()
         self.cards = Cards()
         self.boot = "boot-1"
@@ -194,7 +195,7 @@ class Node:
         self.open()
 
     def open(self) -> None:
-        self.ledger = Ledger(self.path, self.boot, self.clock, log_bytes=0)
+        self.ledger = Ledger(self.path, self.boot, self.clock, uptime=self.uptime, log_bytes=0)
         self.executor = Executor(self.books, self.inventory.managed)
         self.life = Lifecycle(
             ledger=self.ledger,
@@ -220,6 +221,12 @@ class Node:
     def crash(self) -> None:
         """End without a word: what was not committed is lost."""
         self.ledger._db.close()
+
+    def reboot(self) -> None:
+        """Come up again, at the first second of another boot."""
+        self.boot += "+"
+        self.uptime.now = 0.0
+        self.open()
 
     def held(self) -> dict[str, list[tuple[str, str]]]:
         """Give who holds what, from the book."""

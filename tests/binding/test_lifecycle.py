@@ -309,7 +309,7 @@ def test_a_requeue_waits_for_what_its_former_attempt_left_over(node):
 def test_an_attempt_is_dead_for_the_configured_time(node):
     prepare(node, instances=("GPU-1",), attempt="a")
     release(node, attempt="a")
-    node.clock.now += node.life.site.attempt_memory_seconds + 1
+    node.uptime.now += node.life.site.attempt_memory_seconds + 1
     prepare(node, instances=("GPU-1",), attempt="a")
 
 

@@ -45,10 +45,13 @@ class Book:
 
     def apply(self, event: Event, now: float) -> Binding | None:
         """Take an event in. The event is on disk already, or about to be lost with the process."""
-        return self.take(event, self.preview(event, now))
+        return self.take(event, self.preview(event, now), now)
 
-    def take(self, event: Event, after: Binding | None) -> Binding | None:
-        """Take an event in, with the binding as `preview` said that it leaves it."""
+    def take(self, event: Event, after: Binding | None, moment: float) -> Binding | None:
+        """Take an event in, with the binding as `preview` said that it leaves it.
+
+        `moment` is when it was, on the clock by which attempts are aged.
+        """
         match event:
             case Drained(id=instance, reason=reason):
                 self.drained[instance] = reason
@@ -58,10 +61,10 @@ class Book:
                 # A requeue under an attempt that was never told apart: the tombstone is no more.
                 self.over.pop((event.job, event.attempt), None)
         if after is not None:
-            self._store(after)
+            self._store(after, moment)
         return after
 
-    def _store(self, after: Binding) -> None:
+    def _store(self, after: Binding, moment: float) -> None:
         key = after.key
         before = self.live.pop(key, None)
         if before is not None:
@@ -72,7 +75,7 @@ class Book:
         elif after.attempt and before is not None and before.state in _WAS_RELEASED:
             # Only a release ends an attempt for good, also one whose outcome was not recorded.
             # A prepare that failed, and a binding that was lost, may be asked for again.
-            self.over[key] = after.changed
+            self.over[key] = moment
 
     def _index(self, binding: Binding) -> None:
         key = binding.key
@@ -153,7 +156,7 @@ class Book:
         return None
 
     def forget(self, before: float) -> list[Key]:
-        """Drop the tombstones of attempts that were over before a time; give their keys."""
+        """Drop the tombstones of attempts that were over before a moment; give their keys."""
         old = [key for key, ended in self.over.items() if ended < before]
         for key in old:
             del self.over[key]

@@ -1,10 +1,11 @@
 """The ledger: append-only events in SQLite, and the book that is their fold.
 
-One row is one event: its JSON, the CRC of exactly these bytes, the time and the boot in which it
-was written. What `commit` returns from is on disk (WAL, synchronous=FULL: SQLite syncs the log in
-every commit). What `note` takes is written with the next commit, in the same transaction, or by
-`flush`: it costs a job's path next to nothing. Losing a note loses nothing: an outcome that is
-missing makes the replay repeat a step that can be repeated.
+One row is one event: its JSON, the CRC of exactly these bytes, the time of day, the boot in which
+it was written and the seconds since that boot (absent where an older agent wrote it). What
+`commit` returns from is on disk (WAL, synchronous=FULL: SQLite syncs the log in every commit).
+What `note` takes is written with the next commit, in the same transaction, or by `flush`: it costs
+a job's path next to nothing. Losing a note loses nothing: an outcome that is missing makes the
+replay repeat a step that can be repeated.
 
 A row is never changed. Rows of bindings that ended longer ago than attempts are remembered are
 deleted, off the job's path.
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from xce_nodeagent.binding.book import Book
+from xce_nodeagent.binding.elapsed import Elapsed
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import (
     Binding,
@@ -39,7 +41,7 @@ CHECKPOINT_AFTER = 256
 """Events after which the write-ahead log is worth folding into the database when idle."""
 
 NOTES_LIMIT = 1000
-"""Notes that may wait; SQLite takes 32,766 values in a statement, and a note has four."""
+"""Notes that may wait; SQLite takes 32,766 values in a statement, and a note has five."""
 
 LOG_BYTES = 16 << 20
 """The size that the write-ahead log has from the start. A log that grows costs every sync a second
@@ -49,7 +51,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY, time REAL NOT NULL, boot TEXT NOT NULL, crc INTEGER NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL, up REAL
 );
 CREATE TABLE IF NOT EXISTS hardware (
     id TEXT PRIMARY KEY, hash TEXT NOT NULL, changed INTEGER NOT NULL
@@ -61,7 +63,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Ledger:
-    """An open ledger. One process at a time: whoever runs an agent holds the runtime lock."""
+    """An open ledger. One process at a time: whoever runs an agent holds the runtime lock.
+
+    `clock` is the time of day, in seconds, for people to read; `uptime` the seconds since the
+    boot, by which attempts are aged, and is `clock` where none is given.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class Ledger:
         boot: str,
         clock: Callable[[], float],
         *,
+        uptime: Callable[[], float] | None = None,
         log_bytes: int = LOG_BYTES,
     ) -> None:
         self._log_bytes = log_bytes
@@ -78,8 +85,10 @@ class Ledger:
         self.boots: dict[Key, str] = {}
         self.written = 0
         self.on_write: Callable[[], None] = lambda: None
-        self._notes: list[tuple[float, Event]] = []
+        self._notes: list[tuple[float, float, Event]] = []
         self._clock = clock
+        self._uptime = uptime or clock
+        self._elapsed = Elapsed((), boot, self._uptime)
         self._rows: dict[Key, list[int]] = {}
         self._finished: dict[Key, float] = {}
         with _as_enforcement(path, "opened"):
@@ -107,8 +116,12 @@ class Ledger:
                 f"ledger {self.path}: its format is version {row[0]}, this agent knows {VERSION};"
                 " install the agent that wrote it, or release its jobs and move it aside"
             )
-        for seq, time, boot, crc, body in execute(
-            "SELECT seq, time, boot, crc, body FROM events ORDER BY seq"
+        if not execute("SELECT 1 FROM pragma_table_info('events') WHERE name='up'").fetchone():
+            execute("ALTER TABLE events ADD COLUMN up REAL")
+        boots = execute("SELECT boot, MAX(up) FROM events GROUP BY boot ORDER BY MIN(seq)")
+        self._elapsed = Elapsed(boots.fetchall(), self.boot, self._uptime)
+        for seq, time, boot, up, crc, body in execute(
+            "SELECT seq, time, boot, up, crc, body FROM events ORDER BY seq"
         ):
             if zlib.crc32(body) != crc:
                 raise Enforcement(
@@ -117,7 +130,8 @@ class Ledger:
                 )
             try:
                 event = _decode(body)
-                self._fold(event, self.book.preview(event, time), time)
+                moment = self._elapsed.moment(boot, up)
+                self._fold(event, self.book.preview(event, time), moment)
             except (InvalidTransition, msgspec.MsgspecError) as error:
                 raise Enforcement(
                     f"ledger {self.path}: event {seq} cannot be replayed: {error};"
@@ -149,10 +163,10 @@ class Ledger:
         if not isinstance(event, (Drained, Undrained)):
             self._rows.setdefault((event.job, event.attempt), []).append(seq)
 
-    def _fold(self, event: Event, after: Binding | None, time: float) -> Binding | None:
-        self.book.take(event, after)
+    def _fold(self, event: Event, after: Binding | None, moment: float) -> Binding | None:
+        self.book.take(event, after, moment)
         if after is not None and after.state == "ended":
-            self._finished[after.key] = time
+            self._finished[after.key] = moment
             self.boots.pop(after.key, None)
         elif isinstance(event, Committed):
             self._finished.pop((event.job, event.attempt), None)
@@ -164,21 +178,22 @@ class Ledger:
         Raises Enforcement, with nothing changed, where it cannot be written; InvalidTransition
         where it cannot follow.
         """
-        now = self._clock()
+        now, up = self._clock(), self._uptime()
         after = self.book.preview(event, now)
-        self._write([*self._notes, (now, event)])
+        self._write([*self._notes, (now, up, event)])
         if isinstance(event, Committed):
             self.boots[event.job, event.attempt] = self.boot
-        return self._fold(event, after, now)
+        return self._fold(event, after, self._elapsed.moment(self.boot, up))
 
     def note(self, event: Event) -> Binding | None:
         """Take an event into the book now, and write it with the next commit or flush.
 
         Raises InvalidTransition where it cannot follow.
         """
-        now = self._clock()
-        after = self._fold(event, self.book.preview(event, now), now)
-        self._notes.append((now, event))
+        now, up = self._clock(), self._uptime()
+        moment = self._elapsed.moment(self.boot, up)
+        after = self._fold(event, self.book.preview(event, now), moment)
+        self._notes.append((now, up, event))
         if len(self._notes) >= NOTES_LIMIT:
             self.flush()
         return after
@@ -188,22 +203,22 @@ class Ledger:
         if self._notes:
             self._write(self._notes[:])
 
-    def _write(self, events: list[tuple[float, Event]]) -> None:
+    def _write(self, events: list[tuple[float, float, Event]]) -> None:
         values: list[object] = []
-        for time, event in events:
+        for time, up, event in events:
             body = _encode(event)
-            values += (time, self.boot, zlib.crc32(body), body)
+            values += (time, self.boot, zlib.crc32(body), body, up)
         with _as_enforcement(self.path, "written"):
             # One statement is one transaction, and spares two others on the way.
-            rows = ",".join(["(?,?,?,?)"] * len(events))
+            rows = ",".join(["(?,?,?,?,?)"] * len(events))
             cursor = self._db.execute(
-                f"INSERT INTO events (time, boot, crc, body) VALUES {rows}",  # noqa: S608  # only marks
+                f"INSERT INTO events (time, boot, crc, body, up) VALUES {rows}",  # noqa: S608  # only marks
                 values,
             )
         last = cursor.lastrowid or 0
         self._notes.clear()
         self.written += len(events)
-        for (_, event), seq in zip(events, range(last - len(events) + 1, last + 1), strict=True):
+        for (_, _, event), seq in zip(events, range(last - len(events) + 1, last + 1), strict=True):
             self._take_row(event, seq)
         self.on_write()
 
@@ -231,10 +246,15 @@ class Ledger:
                 self._db.execute("ROLLBACK")
                 raise
 
-    def prune(self, before: float, most: int = 500) -> int:
-        """Delete the events of bindings that ended before a time; give how many events went.
+    def elapsed(self) -> float:
+        """Give the moment that it is, on the clock by which attempts are aged (see Elapsed)."""
+        return self._elapsed.now()
 
-        At most about `most` go at once, so that a call stays in the milliseconds.
+    def prune(self, before: float, most: int = 500) -> int:
+        """Delete the events of bindings that ended before a moment; give how many events went.
+
+        The moment is one of `elapsed`. At most about `most` go at once, so that a call stays in the
+        milliseconds.
         """
         self.book.forget(before)
         rows: list[int] = []

@@ -124,7 +124,7 @@ class Lifecycle:
 
     def _existing(self, want: Demand) -> Binding | None:
         memory = self.site.attempt_memory_seconds
-        return planner.existing(self.book, want, self._clock() - memory)
+        return planner.existing(self.book, want, self.ledger.elapsed() - memory)
 
     async def _still_whole(self, found: Binding) -> bool:
         """See that what was answered before is true still, and make it so; False if it is lost.

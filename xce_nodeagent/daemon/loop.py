@@ -106,7 +106,8 @@ class Daemon:
         self._verification: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
         self._reporter = Reporter(Path(config.upstream_file.path))
-        self.ledger = Ledger(where.state / "ledger.db", host.boot_id(), time.time)
+        path = where.state / "ledger.db"
+        self.ledger = Ledger(path, host.boot_id(), time.time, uptime=host.uptime)
         self._supply = Supply(dial)
         self.binder = Helper(
             "binder",
@@ -359,9 +360,9 @@ class Daemon:
         self._spawn(self._maintain())
 
     async def _maintain(self) -> None:
-        before = time.time() - self._config.agent.attempt_memory_seconds
+        memory = self._config.agent.attempt_memory_seconds
         try:
-            self.ledger.prune(before)
+            self.ledger.prune(self.ledger.elapsed() - memory)
             await asyncio.to_thread(self.ledger.checkpoint)
         except Enforcement as error:
             log.error("%s", error.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,10 @@ class Host:
     def boot_id(self) -> str:
         """Give the id of this boot (proc(5), /proc/sys/kernel/random/boot_id)."""
         return self.read("/proc/sys/kernel/random/boot_id") or "unknown"
+
+    def uptime(self) -> float:
+        """Give the seconds since the boot: nobody can set them, and a suspend counts."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def node(self) -> str:
         """Give the host's name without its domain."""
