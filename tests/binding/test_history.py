@@ -86,7 +86,7 @@ class History(RuleBasedStateMachine):
 
     @rule(job=JOBS, attempt=ATTEMPTS)
     def release(self, job, attempt):
-        asyncio.run(self.node.life.release(wire.Release(job=job, attempt=attempt)))
+        asyncio.run(self.node.life.releases.release(wire.Release(job=job, attempt=attempt)))
         if self.promised.pop((job, attempt), None):
             self.over.add((job, attempt))
 
@@ -98,7 +98,9 @@ class History(RuleBasedStateMachine):
         if held:
             away = data.draw(st.sampled_from(held))
             asyncio.run(
-                self.node.life.release(wire.Release(job=key[0], attempt=key[1], instances=(away,)))
+                self.node.life.releases.release(
+                    wire.Release(job=key[0], attempt=key[1], instances=(away,))
+                )
             )
             stays = tuple(i for i in self.promised[key].instances if i != away)
             self.promised[key] = wire.Prepared(

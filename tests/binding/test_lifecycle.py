@@ -22,7 +22,7 @@ def prepare(node, job="1", **ask):
 
 
 def release(node, job="1", **ask):
-    return run(node.life.release(wire.Release(job=job, **ask)))
+    return run(node.life.releases.release(wire.Release(job=job, **ask)))
 
 
 def restart(node):
@@ -240,7 +240,7 @@ def test_a_reboot_closes_all_bindings_and_touches_nothing_else(node):
 
 def test_a_vanished_cgroup_closes_its_binding(node):
     prepare(node, instances=("GPU-1",), attempt="a")
-    node.life.settle()
+    node.life.outcomes.settle()
     node.ledger.flush()
     node.books.bound.clear()
     assert restart(node) == {"cgroup-vanished": 1}
@@ -339,7 +339,7 @@ def test_an_equal_plan_is_not_taken_for_the_one_that_was_carried_out(node):
     node.books.fail = ["enforcement"]
     with pytest.raises(errors.Enforcement):
         prepare(node, instances=("GPU-1",))
-    node.life.settle()
+    node.life.outcomes.settle()
     assert node.held() == {}
 
 
@@ -427,7 +427,7 @@ def test_verification_puts_back_what_differs_and_closes_what_vanished(node):
     whole = node.books.bound["/cg/home/job-1"]
     node.books.bound["/cg/home/job-1"] = (whole[0], ())
     del node.books.bound["/cg/home/job-2"]
-    run(node.life.verify())
+    run(node.life.verification.run())
     assert node.books.bound["/cg/home/job-1"] == whole
     assert node.held() == {"GPU-1": [("1", "a")], "GPU-3": [("3", "a")]}
 

@@ -140,7 +140,7 @@ def test_death_before_the_sub_cgroups_are_opened_is_made_good(world1, nodes, pri
 
     with world1.binder._roots.open(world1.job()) as cgroup:
         dying = Dying(cgroup.ref, os.dup(cgroup.fd), cgroup.parent, cgroup.name)
-        fence = world1.binder._fences["cgroup1"]
+        fence = world1.binder._fences.of(world1.job())
         with dying, pytest.raises(KeyboardInterrupt):
             fence.bind(dying, (Rule(device, 6),), made=False)
     assert opened(prisoner, nodes) == set()

@@ -108,7 +108,7 @@ def test_older_program_is_swapped_on_the_same_maps(world2, nodes, prisoner):
     world2.start(*nodes)
     world2.bind(world2.job(), *grants)
     prisoner.join(world2.job().path)
-    fence = world2.binder._fences["cgroup2"]
+    fence = world2.binder._fences.of(world2.job())
     older = bpf.fence(fence._managed, fence._grants, fence._slots - 1)
     (current,) = attached(world2.job().path)
     replaced = bpfcall.prog_open(current)
@@ -124,7 +124,7 @@ def test_older_program_is_swapped_on_the_same_maps(world2, nodes, prisoner):
 def test_duplicates_are_reported_then_removed(world2, nodes):
     world2.start(*nodes)
     world2.bind(world2.job())
-    fence = world2.binder._fences["cgroup2"]
+    fence = world2.binder._fences.of(world2.job())
     copy = bpf.fence(fence._managed, fence._grants, fence._slots)
     attach(world2.job().path, copy, bpf.FENCE_NAME)
     assert "2 device programs" in world2.verify(world2.job()).fault
@@ -166,7 +166,7 @@ def test_stale_grants_do_not_come_back_with_the_program(world2, nodes):
     world2.bind(named, Rule(device, READ_WRITE))
     with world2.binder._roots.open(named) as cgroup:
         cgroup.drop_mark()
-        fence = world2.binder._fences["cgroup2"]
+        fence = world2.binder._fences.of(world2.job())
         fence.forget(cgroup)
         assert fence.verify(cgroup, ()).state == "ok"
 

@@ -30,7 +30,7 @@ async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wi
             continue
         released.append(ref)
         try:
-            clean = (await lifecycle.undo((job, attempt))).clean
+            clean = (await lifecycle.releases.undo((job, attempt))).clean
         except AgentError as error:
             # Its intent is recorded, so it is tried again until it is done. The others go on.
             log.error("job %s cannot be released yet: %s", job, error.message)

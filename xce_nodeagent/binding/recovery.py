@@ -32,7 +32,7 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
             counts[await _recover(binding, ledger, executor, lifecycle)] += 1
         except AgentError as error:
             log.error("job %s cannot be recovered: %s", binding.job, error.message)
-            lifecycle.clean_later()
+            lifecycle.releases.clean_later()
             counts["failed"] += 1
     ledger.flush()
     return counts
@@ -47,13 +47,13 @@ async def _recover(
         return "lost-reboot"
     match binding.state:
         case "releasing" | "quarantined":
-            await lifecycle.undo(binding.key)
+            await lifecycle.releases.undo(binding.key)
             return "released"
         case "committed":
             try:
                 await executor.carry_out(binding, again=True)
             except AgentError as error:
-                await lifecycle.fail(binding, None, error)
+                await lifecycle.releases.fail(binding, None, error)
                 return "undone"
             ledger.note(Bound(job=job, attempt=attempt))
             return "finished"

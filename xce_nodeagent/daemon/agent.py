@@ -65,7 +65,7 @@ class Agent:
 
     async def release(self, peer: Peer, ask: wire.Release) -> wire.Released:
         """Release a job's binding, or some instances of it."""
-        return await self._lifecycle.release(ask)
+        return await self._lifecycle.releases.release(ask)
 
     async def join(self, peer: Peer, ask: wire.Join) -> wire.Joined:
         """Move a process, without a pid the caller itself, into its job's cgroup."""
@@ -99,14 +99,14 @@ class Agent:
 
     async def list_bindings(self, peer: Peer) -> wire.Bindings:
         """Give all bindings, without their environment."""
-        self._lifecycle.settle()
+        self._lifecycle.outcomes.settle()
         return wire.Bindings(
             bindings=tuple(self._view(binding, env=False) for binding in self._lifecycle.book)
         )
 
     async def get_binding(self, peer: Peer, ask: wire.JobRef) -> wire.OneBinding:
         """Give one binding; its environment only to who may prepare and to the job's user."""
-        self._lifecycle.settle()
+        self._lifecycle.outcomes.settle()
         binding = self._lifecycle.one(ask.job, ask.attempt)
         env = self.may_prepare(peer.uid) or peer.uid == binding.uid
         return wire.OneBinding(binding=self._view(binding, env=env))
@@ -151,7 +151,7 @@ class Agent:
         async with self._examining:
             fresh = time.monotonic() - self._examined_at < DOCTOR_SECONDS
             if self.may_prepare(peer.uid) or not fresh:
-                self._lifecycle.settle()
+                self._lifecycle.outcomes.settle()
                 self._checks = await self._examine()
                 self._examined_at = time.monotonic()
         return wire.Checks(checks=self._checks)

@@ -18,7 +18,7 @@ from xce_nodeagent import __version__
 from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
-from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
+from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
@@ -30,6 +30,7 @@ from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
+from xce_nodeagent.daemon.upkeep import Heart, Upkeep
 from xce_nodeagent.daemon.vendor import PROBER_SECONDS, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
@@ -68,12 +69,6 @@ SETTLE_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """How soon it is looked again when a provider said `not_yet`: an event may not come."""
 
-VERIFY_SECONDS = 300.0
-"""How often what the kernel has is compared with the ledger: there is no event for it."""
-
-MAINTAIN_SECONDS = 10.0
-"""How long after a commit the log is folded in, if enough came together."""
-
 
 class Daemon:
     """Everything that runs, wired together. It owns nothing that outlives `run`."""
@@ -101,9 +96,8 @@ class Daemon:
         self._monitor = monitor
         self._managed: frozenset[Device] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._maintenance: asyncio.TimerHandle | None = None
         self._rescan: asyncio.TimerHandle | None = None
-        self._verification: asyncio.TimerHandle | None = None
+        self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
         self._reporter = Reporter(Path(config.upstream_file.path))
         path = where.state / "ledger.db"
@@ -194,7 +188,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             on_signal(number, self._stop.set)
         on_signal(signal.SIGHUP, self._look_again)
-        self._beat()
+        self._heart = Heart(self._notify)
         try:
             lifecycle = await self._start()
             server = self._serve(lifecycle)
@@ -260,14 +254,15 @@ class Daemon:
             prepare_uids=self._prepare_uids,
             examine=self._examine,
         )
-        self.ledger.on_write = self._maintain_later
         if self._config.upstream_file.path:
             self.survey.subscribe(self._report)
             self._report(self._inventory())
         server = Server(self.agent, self._listener, version=__version__, limits=Limits())
         server.start()
         self._watch()
-        self._verify_later()
+        self._upkeep = Upkeep(
+            self.ledger, lifecycle.verification, self._config.agent.attempt_memory_seconds
+        )
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
         inventory = self._inventory()
@@ -277,9 +272,11 @@ class Daemon:
         return server
 
     async def _close(self) -> None:
-        for timer in (self._maintenance, self._rescan, self._heart, self._verification):
-            if timer is not None:
-                timer.cancel()
+        self._heart.close()
+        if self._upkeep is not None:
+            await self._upkeep.close()
+        if self._rescan is not None:
+            self._rescan.cancel()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -343,37 +340,6 @@ class Daemon:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _beat(self) -> None:
-        self._heart: asyncio.TimerHandle | None = None
-        if seconds := self._notify.watchdog:
-            self._notify("WATCHDOG=1")
-            self._heart = asyncio.get_running_loop().call_later(seconds / 2, self._beat)
-
-    def _maintain_later(self) -> None:
-        if self._maintenance is None and self.ledger.written >= CHECKPOINT_AFTER:
-            loop = asyncio.get_running_loop()
-            self._maintenance = loop.call_later(MAINTAIN_SECONDS, self._maintain_now)
-
-    def _maintain_now(self) -> None:
-        self._maintenance = None
-        self._spawn(self._maintain())
-
-    async def _maintain(self) -> None:
-        memory = self._config.agent.attempt_memory_seconds
-        try:
-            self.ledger.prune(self.ledger.elapsed() - memory)
-            await asyncio.to_thread(self.ledger.checkpoint)
-        except Enforcement as error:
-            log.error("%s", error.message)
-
-    def _verify_later(self) -> None:
-        later = asyncio.get_running_loop().call_later
-        self._verification = later(VERIFY_SECONDS, self._verify_now)
-
-    def _verify_now(self) -> None:
-        self._spawn(self._lifecycle.verify())
-        self._verify_later()
 
     # ---- doctor -----------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from xce_nodeagent.errors import (
     Enforcement,
     NotReady,
 )
-from xce_nodeagent.host.cgroup import hierarchies
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Device
@@ -31,8 +30,7 @@ from xce_nodeagent.privileged import fence2, majors, pidfd, simnode
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.fence import Fence, take_back
-from xce_nodeagent.privileged.fence1 import Fence1
-from xce_nodeagent.privileged.fence2 import JobFence, SharedFence
+from xce_nodeagent.privileged.fences import Fences
 from xce_nodeagent.privileged.grants import Grants
 from xce_nodeagent.privileged.ops import (
     Bind,
@@ -89,12 +87,10 @@ class Binder:
         self._simulated = tuple(simulated)
         self._directory = device_directory
         self._proc = proc
-        self._shared = shared
         self._roots = Roots(home=home, roots=roots, own=own, owners=owners, proc=proc)
         self._taken: Taken | None = None
         self._agent = 0
-        self._fences: dict[Backend, Fence] = {}
-        self._lacking: dict[Backend, str] = {}
+        self._fences = Fences(proc=proc, shared=shared)
         self._made: frozenset[Device] = frozenset()
         self._managed: frozenset[Device] | None = None
         self._known = Grants()
@@ -136,7 +132,7 @@ class Binder:
         with contextlib.suppress(AgentError, OSError):
             if tidy and self._taken is not None and not self._anything_bound():
                 self._tidy()
-        self._close_fences()
+        self._fences.close()
         self._taken = None
         self._roots.close()
 
@@ -154,55 +150,23 @@ class Binder:
         # What of these is not bound, or not below our roots, is passed over when it is opened.
         self._bound = dict.fromkeys(request.known)
         try:
-            program, recovered = self._open_fences()
+            in_v2 = self._home is not None and self._home.backend == "cgroup2"
+            with (self._roots.home() if in_v2 else None) or contextlib.nullcontext() as home:
+                self._fences.open(home, self._open_bound)
+            self._managed = self._fences.managed
             self._find_bound()
         except BaseException:
-            self._close_fences()
+            self._fences.close()
             raise
         self._taken = Taken(
             pid=os.getpid(),
             home=self._home,
-            backends=tuple(self._fences),
-            program=program,
-            recovered=recovered,
-            reason="; ".join(f"{backend}: {why}" for backend, why in self._lacking.items() if why),
+            backends=self._fences.backends,
+            program=self._fences.program,
+            recovered=self._fences.recovered,
+            reason=self._fences.reason,
         )
         return self._taken
-
-    def _close_fences(self) -> None:
-        while self._fences:
-            self._fences.popitem()[1].close()
-
-    def _open_fences(self) -> tuple[str, bool]:
-        """Open what this host can fence with; give the kind of program, and if it was found."""
-        present = {mount.backend for mount in hierarchies(self._mountinfo())}
-        program, recovered = "none", False
-        if "cgroup2" in present:
-            try:
-                fence = self._open_fence2()
-            except (AgentError, OSError) as error:
-                why = error.message if isinstance(error, AgentError) else error.strerror
-                self._lacking["cgroup2"] = why or str(error)
-            else:
-                self._fences["cgroup2"] = fence
-                self._lacking["cgroup2"] = fence.note
-                program, recovered = fence.kind, fence.recovered
-                if recovered:
-                    self._managed = fence.managed()
-        if "cgroup1" in present:
-            self._fences["cgroup1"] = Fence1(self._managed or frozenset())
-        return program, recovered
-
-    def _open_fence2(self) -> SharedFence | JobFence:
-        in_v2 = self._home is not None and self._home.backend == "cgroup2"
-        with contextlib.ExitStack() as stack:
-            home = self._roots.home() if in_v2 else None
-            if home is not None:
-                stack.enter_context(home)
-            return fence2.take(home, self._open_bound("cgroup2"), shared=self._shared)
-
-    def _mountinfo(self) -> str:
-        return (self._proc / "self/mountinfo").read_text("utf-8")
 
     def _find_bound(self) -> None:
         """Add what is bound below the home, whatever the ledger says."""
@@ -231,14 +195,7 @@ class Binder:
     def _fence(self, cgroup: CgroupRef) -> Fence:
         if self._taken is None:
             raise NotReady("this binder has not been told to take over: send Take first")
-        fence = self._fences.get(cgroup.backend)
-        if fence is None:
-            why = self._lacking.get(cgroup.backend) or "it is not mounted"
-            raise Enforcement(
-                f"cgroup {cgroup.path}: {cgroup.backend} cannot be fenced on this host: {why}",
-                cgroup=cgroup.path,
-            )
-        return fence
+        return self._fences.of(cgroup)
 
     # ---- Manage -----------------------------------------------------------------------------
 
@@ -247,8 +204,7 @@ class Binder:
             raise NotReady("this binder has not been told to take over: send Take first")
         devices = frozenset(request.devices)
         majors.check(devices - (self._managed or frozenset()), made=self._made, proc=self._proc)
-        for backend, fence in self._fences.items():
-            fence.manage(devices, self._open_bound(backend))
+        self._fences.manage(devices, self._open_bound)
         self._managed = devices
         self._known.forget()
         return Done()
@@ -377,7 +333,7 @@ class Binder:
 
     def _anything_bound(self) -> bool:
         self._find_bound()
-        return any(True for backend in self._fences for _ in self._open_bound(backend))
+        return any(True for backend in self._fences.backends for _ in self._open_bound(backend))
 
     def _tidy(self) -> None:
         home = self._roots.home()

@@ -1,0 +1,244 @@
+"""Release: undo bindings, whole or in part, and see to it that what is left over goes, too.
+
+What could not be carried out is taken back here as well: it is a release that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from xce_nodeagent.binding import leftover, planner
+from xce_nodeagent.binding.cleaning import Cleaning
+from xce_nodeagent.binding.composer import Composer
+from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.binding.outcome import Outcomes
+from xce_nodeagent.binding.parts import Parts
+from xce_nodeagent.binding.turn import Turns
+from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.model import name, wire
+from xce_nodeagent.model.binding import (
+    Binding,
+    Bound,
+    Changed,
+    Cleaned,
+    Failed,
+    Key,
+    Released,
+    ReleaseIntended,
+)
+from xce_nodeagent.model.inventory import Inventory
+
+log = logging.getLogger(__name__)
+
+
+class Releases:
+    """Takes back what was given. `last_seen` loses whom it takes everything from."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        executor: Executor,
+        turns: Turns,
+        outcomes: Outcomes,
+        composer: Composer,
+        parts: Parts,
+        inventory: Callable[[], Inventory],
+        last_seen: dict[Key, float],
+    ) -> None:
+        self._ledger = ledger
+        self._book = ledger.book
+        self._executor = executor
+        self._turns = turns
+        self._outcomes = outcomes
+        self._composer = composer
+        self._parts = parts
+        self._inventory = inventory
+        self._last_seen = last_seen
+        self._owed: set[Key] = set()
+        self._cleaning = Cleaning(self._unclean, self._clean)
+
+    # ---- what a caller asks for -------------------------------------------------------------
+
+    async def release(self, ask: wire.Release) -> wire.Released:
+        """Undo a job's bindings, or take some instances out; say what is left over.
+
+        Releasing what is unknown, or was released, is an answer and no error.
+        """
+        job = name.job_id(ask.job)
+        attempt = name.attempt(ask.attempt) if ask.attempt is not None else None
+        bindings = self._book.of_job(job, attempt)
+        if ask.instances is not None:
+            return await self._shrink(bindings, ask.instances)
+        if len(bindings) == 1:
+            return await self.undo(bindings[0].key)
+        tried = [self.undo(binding.key) for binding in bindings]
+        results = await asyncio.gather(*tried, return_exceptions=True)
+        for result in results:  # what cannot be released now keeps none of the others
+            if isinstance(result, BaseException):
+                raise result
+        outcomes = [result for result in results if isinstance(result, wire.Released)]
+        return wire.Released(
+            released=True,
+            clean=all(outcome.clean for outcome in outcomes),
+            known=bool(outcomes),
+            recorded=all(outcome.recorded for outcome in outcomes),
+            holders=tuple(left for outcome in outcomes for left in outcome.holders),
+            quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
+        )
+
+    async def undo(self, key: Key) -> wire.Released:
+        """Release one binding, whole. A second release waits for the first and finds it done."""
+        async with self._turns.of(key):
+            binding = self._book.live.get(key)
+            if binding is None:
+                return wire.Released(released=True, clean=True, known=False)
+            recorded = True
+            if binding.state != "quarantined":
+                recorded = self._intend(binding)
+            # Who listens is looked at while the binder works. Nobody did: then nobody can later,
+            # for the job's processes are gone or told of. Somebody did: it may be gone by now.
+            seen: list[int] = []
+            try:
+                unbound = await self._executor.take_back(
+                    binding, lambda: seen.extend(self._listening(binding))
+                )
+            except AgentError:
+                self.clean_later()
+                raise
+            left = leftover.in_cgroup(unbound)
+            ports = self._listening(binding) if seen else []
+            if ports:
+                left += await self._parts.who(tuple(ports))
+            quarantined = leftover.quarantined(binding, unbound, ports)
+            if recorded:
+                self._outcome(binding, left, quarantined)
+            return wire.Released(
+                released=True,
+                clean=not left,
+                recorded=recorded,
+                holders=left,
+                quarantined=quarantined,
+            )
+
+    def _intend(self, binding: Binding) -> bool:
+        if binding.state == "releasing":
+            return True
+        try:
+            self._ledger.commit(ReleaseIntended(job=binding.job, attempt=binding.attempt))
+        except Enforcement as error:
+            # The fence is closed all the same: a disk that is full must not keep devices open.
+            # The binding stays in the book, so the caller's repeat can be recorded.
+            log.error("release of job %s is not recorded: %s", binding.job, error.message)
+            return False
+        return True
+
+    def _outcome(
+        self, binding: Binding, left: tuple[wire.LeftOver, ...], quarantined: tuple[str, ...]
+    ) -> None:
+        job, attempt = binding.job, binding.attempt
+        if binding.state == "quarantined":
+            if left:
+                self.clean_later()
+            else:
+                self._outcomes.note(Cleaned(job=job, attempt=attempt))
+                self._last_seen.pop(binding.key, None)
+        else:
+            self._outcomes.note(
+                Released(job=job, attempt=attempt, left=left, quarantined=quarantined)
+            )
+            if left:
+                self.clean_later()
+            else:
+                self._last_seen.pop(binding.key, None)
+
+    def _listening(self, binding: Binding) -> list[int]:
+        return leftover.listening(binding, self._inventory(), self._parts)
+
+    async def _shrink(self, bindings: list[Binding], instances: tuple[str, ...]) -> wire.Released:
+        for binding in bindings:
+            async with self._turns.of(binding.key):
+                now = self._book.live.get(binding.key)
+                if now is None or now.state not in ("committed", "bound"):
+                    continue
+                event = planner.shrink(
+                    now,
+                    instances,
+                    inventory=self._inventory(),
+                    composer=self._composer,
+                )
+                if event is not None:
+                    await self._finish_or_owe(self._changed(event))
+        return wire.Released(released=True, clean=True, known=bool(bindings))
+
+    # ---- what could not be carried out ------------------------------------------------------
+
+    async def fail(self, binding: Binding, before: Binding | None, error: AgentError) -> None:
+        """Take back what could not be carried out whole, and record that, durably.
+
+        A growth that failed leaves the binding as it was `before`. What cannot be taken back
+        either (the binder is away) is left as a release that is still to be done.
+        """
+        if before is not None:
+            instances = self._inventory().by_id()
+            restored = self._changed(planner.restoring(binding, before, instances))
+            await self._finish_or_owe(restored)
+            return
+        job, attempt = binding.key
+        try:
+            await self._executor.take_back(binding)
+        except AgentError as second:
+            log.error("job %s cannot be taken back yet: %s", job, second.message)
+            self._ledger.commit(ReleaseIntended(job=job, attempt=attempt))
+            self.clean_later()
+            return
+        self._ledger.commit(
+            Failed(job=job, attempt=attempt, code=error.code, message=error.message)
+        )
+        self._last_seen.pop(binding.key, None)
+
+    def _changed(self, event: Changed) -> Binding:
+        binding = self._ledger.commit(event)
+        assert binding is not None  # noqa: S101  # this event always leaves a binding
+        return binding
+
+    async def _finish_or_owe(self, binding: Binding) -> None:
+        """Carry out what takes something away; what cannot be now is tried again until it is.
+
+        Until then nobody else gets what is leaving: the kernel may still let this job have it.
+        """
+        try:
+            await self._executor.carry_out(binding)
+        except AgentError as error:
+            log.error("job %s keeps what it gave up, for now: %s", binding.job, error.message)
+            self._owed.add(binding.key)
+            self.clean_later()
+        else:
+            self._outcomes.note(Bound(job=binding.job, attempt=binding.attempt))
+
+    # ---- what is left over ------------------------------------------------------------------
+
+    def clean_later(self) -> None:
+        """See to it that what is left over is looked at until it is gone."""
+        self._cleaning.later()
+
+    def _unclean(self) -> list[Key]:
+        waiting = [b.key for b in self._book if b.state in ("quarantined", "releasing")]
+        return [*waiting, *self._owed]
+
+    async def _clean(self, key: Key) -> bool:
+        if key not in self._owed:
+            return (await self.undo(key)).clean
+        async with self._turns.of(key):
+            self._owed.discard(key)
+            binding = self._book.live.get(key)
+            if binding is not None and binding.state == "committed":
+                await self._finish_or_owe(binding)
+        return key not in self._owed
+
+    async def close(self) -> None:
+        """Stop looking."""
+        await self._cleaning.close()

@@ -1,0 +1,93 @@
+"""Upkeep: what is done by the clock, off every job's path."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
+from xce_nodeagent.binding.verification import Verification
+from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.privileged.notify import Notify
+
+log = logging.getLogger(__name__)
+
+VERIFY_SECONDS = 300.0
+"""How often what the kernel has is compared with the ledger: there is no event for it."""
+
+MAINTAIN_SECONDS = 10.0
+"""How long after a commit the log is folded in, if enough came together."""
+
+
+class Upkeep:
+    """Folds the ledger's log in after many writes, and verifies every binding now and then."""
+
+    def __init__(self, ledger: Ledger, verification: Verification, memory_seconds: float) -> None:
+        """Start. `memory_seconds`: how long released attempts are remembered."""
+        self._ledger = ledger
+        self._verification = verification
+        self._memory = memory_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._maintaining: asyncio.TimerHandle | None = None
+        ledger.on_write = self._maintain_later
+        self._verify_later()
+
+    def _maintain_later(self) -> None:
+        if self._maintaining is None and self._ledger.written >= CHECKPOINT_AFTER:
+            loop = asyncio.get_running_loop()
+            self._maintaining = loop.call_later(MAINTAIN_SECONDS, self._maintain_now)
+
+    def _maintain_now(self) -> None:
+        self._maintaining = None
+        self._spawn(self._maintain())
+
+    async def _maintain(self) -> None:
+        try:
+            self._ledger.prune(self._ledger.elapsed() - self._memory)
+            await asyncio.to_thread(self._ledger.checkpoint)
+        except Enforcement as error:
+            log.error("%s", error.message)
+
+    def _verify_later(self) -> None:
+        later = asyncio.get_running_loop().call_later
+        self._verifying = later(VERIFY_SECONDS, self._verify_now)
+
+    def _verify_now(self) -> None:
+        self._spawn(self._verification.run())
+        self._verify_later()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Stop, in the middle of whatever it does."""
+        self._ledger.on_write = lambda: None
+        self._verifying.cancel()
+        if self._maintaining is not None:
+            self._maintaining.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Heart:
+    """Tells systemd's watchdog that the event loop turns."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat()
+
+    def _beat(self) -> None:
+        if seconds := self._notify.watchdog:
+            self._notify("WATCHDOG=1")
+            self._timer = asyncio.get_running_loop().call_later(seconds / 2, self._beat)
+
+    def close(self) -> None:
+        """Stop."""
+        if self._timer is not None:
+            self._timer.cancel()
