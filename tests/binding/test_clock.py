@@ -27,7 +27,7 @@ def prepare(node, job="1", attempt="a"):
 def over(node, job="1"):
     """Prepare and release: this attempt is dead from now on."""
     prepare(node, job)
-    run(node.life.release(wire.Release(job=job, attempt="a")))
+    run(node.life.releases.release(wire.Release(job=job, attempt="a")))
     node.ledger.flush()
 
 
