@@ -15,19 +15,23 @@ async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wi
     """Release whatever the worker does not name; say what became of all.
 
     A job that is named without an attempt keeps every attempt. Only what was bound when the call
-    came is looked at: a prepare that arrives meanwhile is younger than the worker's list.
+    came is looked at: a prepare that arrives meanwhile is younger than the worker's list. A list
+    with a name that is none raises BadJobId, and releases nothing: it is not the whole truth.
     """
-    named = {(name.job_id(ref.job), ref.attempt) for ref in ask.jobs}
-    present = [b.key for b in lifecycle.book if b.state in ("committed", "bound")]
+    named = {(name.job_id(ref.job), _attempt(ref)) for ref in ask.jobs}
+    present = {b.key: b.since for b in lifecycle.book if b.state in ("committed", "bound")}
     kept: list[wire.JobRef] = []
     released: list[wire.JobRef] = []
     unclean: list[wire.JobRef] = []
-    for job, attempt in present:
+    for (job, attempt), since in present.items():
         ref = wire.JobRef(job=job, attempt=attempt)
         if (job, attempt) in named or (job, None) in named:
             lifecycle.last_seen[job, attempt] = now
             kept.append(ref)
             continue
+        current = lifecycle.book.live.get((job, attempt))
+        if current is None or current.since != since:
+            continue  # released meanwhile, and maybe prepared again: that one is younger
         released.append(ref)
         try:
             clean = (await lifecycle.releases.undo((job, attempt))).clean
@@ -42,3 +46,7 @@ async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wi
     return wire.Reconciled(
         kept=tuple(kept), released=tuple(released), unknown=tuple(unknown), unclean=tuple(unclean)
     )
+
+
+def _attempt(ref: wire.JobRef) -> str | None:
+    return None if ref.attempt is None else name.attempt(ref.attempt)
