@@ -40,7 +40,8 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
             types.setdefault(described.name, described)
         found = _ask(provider, host)
         if found.state != "found":
-            problems.append(Problem(provider.name, found.state, found.reason))
+            unsure = () if found.state == "none" else tuple(one.name for one in provider.types)
+            problems.append(Problem(provider.name, found.state, found.reason, unsure))
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
         elif found.lost:

@@ -25,7 +25,16 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from xce_nodeagent.errors import BadPort, BadRequest, Busy, NeverFits, NoFitNow, Unhealthy
+from xce_nodeagent.errors import (
+    AgentError,
+    BadPort,
+    BadRequest,
+    Busy,
+    NeverFits,
+    NoFitNow,
+    NotReady,
+    Unhealthy,
+)  # fmt: skip
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.request import Request
@@ -52,8 +61,8 @@ def choose(
     `unavailable` are ids that are held, overlap what is held, or are quarantined; `near` are ids
     that the job has already: what is chosen is near to them, and is neither one of them nor of
     their silicon. Raise NoFitNow where others are in the way (`reasons` says of each instance
-    why it cannot be had), NeverFits where the host has not so many, BadRequest for what is not
-    counted by instance.
+    why it cannot be had), NeverFits where the host has not so many (NotReady or Unhealthy where
+    discovery could not see all of them), BadRequest for what is not counted by instance.
     """
     return _Choosing(inventory, unavailable, near).choose(request)
 
@@ -94,12 +103,7 @@ class _Choosing:
         for name, count in counts.items():
             total = len(by_type[name])
             if count > total:
-                raise NeverFits(
-                    f"request: {name}={count}, but this host has {self._total(name, total)}",
-                    type=name,
-                    wanted=count,
-                    total=total,
-                )
+                raise self._too_few(name, count, total)
         chosen: set[str] = set()
         # NICs come last, as they follow the cards; the other types by name.
         for name in sorted(counts, key=lambda name: (name == "nic", name)):
@@ -132,6 +136,15 @@ class _Choosing:
         if instance.id in self._silicon or not self._silicon.isdisjoint(instance.overlaps):
             return "it overlaps what the job has or gets"
         return ""
+
+    def _too_few(self, name: str, count: int, total: int) -> AgentError:
+        """Only where all is known of a type is it sure that the host can never have so many."""
+        told = f"request: {name}={count}, but this host has {self._total(name, total)}"
+        facts = {"type": name, "wanted": count, "total": total}
+        if (problem := self._inventory.unsure(name)) is None:
+            return NeverFits(told, **facts)
+        why = f"{told}, as far as is known: {problem.provider}: {problem.reason}"
+        return (NotReady if problem.state == "not_yet" else Unhealthy)(why, **facts)
 
     def _no_fit(self, name: str, count: int, candidates: Sequence[Instance]) -> NoFitNow:
         reasons = {one.id: why for one in candidates if (why := self.reason(one))}

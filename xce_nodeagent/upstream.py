@@ -1,7 +1,7 @@
 """The report upstream. For now one sink: a file, replaced whole with each change.
 
-Nothing on a job's path waits for it, and a sink that fails costs a line in the log: the newest
-inventory is written with the next change.
+Nothing on a job's path waits for it, and a sink that fails costs a line in the log: whoever
+reports keeps the newest inventory and tries again.
 """
 
 from __future__ import annotations

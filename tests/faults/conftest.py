@@ -139,6 +139,7 @@ class Driver:
         self.folder.mkdir()
         (self.folder / library.name).write_bytes(library.read_bytes())
         self.data = self.folder / "data"
+        self.nodes = Path(f"{running.devices}-nvidia")  # in /dev: elsewhere nodes may be dead
         proc = self.folder / "proc"
         (proc / "nvidia").mkdir(parents=True)
         (proc / "nvidia" / "version").write_text("NVRM version: 550.54.15\n", "ascii")
@@ -192,9 +193,10 @@ class Driver:
         return {one["id"]: one for one in found if one["provider"] == "nvidia"}
 
     def node(self, instance: str) -> str:
-        """Make the card's device node, in the agent's own folder, and give its path."""
+        """Make the card's device node, in a folder of the test's own, and give its path."""
         device = self.cards()[instance]["devices"][0]
-        path = self.running.devices / f"nvidia-{device['minor']}"
+        self.nodes.mkdir(exist_ok=True)
+        path = self.nodes / f"nvidia-{device['minor']}"
         if not path.exists():
             os.mknod(path, 0o020666, os.makedev(device["major"], device["minor"]))
             path.chmod(0o666)
@@ -207,9 +209,14 @@ def card(bus: str, uuid: str, place: int, more: str = "mig=0") -> str:
 
 
 @pytest.fixture
-def driver(agent: Any, library: Path) -> Driver:
+def driver(agent: Any, library: Path) -> Iterator[Driver]:
     """A driver that the agent meets when it is started anew: `driver.start(...)`."""
-    return Driver(agent, library)
+    driver = Driver(agent, library)
+    yield driver
+    for node in driver.nodes.iterdir() if driver.nodes.exists() else ():
+        node.unlink()
+    if driver.nodes.exists():
+        driver.nodes.rmdir()
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def test_a_requeue_while_something_is_left_over_waits_for_it(agent, refused, in_
 
 
 def test_a_caller_without_an_attempt_is_answered_as_one_and_gives_up_the_protection(agent):
-    """The same ask is the same run while it is bound; after a release who can say that it is late."""
+    """While it is bound the same ask is the same run; after a release nobody can see it is late."""
     ask = {key: value for key, value in ASK.items() if key != "attempt"}
     first = agent.call("Prepare", **ask)
     assert agent.call("Prepare", **ask) == first

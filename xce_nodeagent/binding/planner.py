@@ -20,6 +20,7 @@ from xce_nodeagent.errors import (
     BadRequest,
     Busy,
     Conflict,
+    NotReady,
     Stale,
     UnknownInstance,
 )
@@ -143,7 +144,7 @@ def plan(
     already = set(before.instances) if before else set()
     if before is not None:
         _present(instances, before, ())
-    named = [_named(instances, book, wanted, key, want.number) for wanted in want.ask.instances]
+    named = [_named(inventory, book, wanted, key, want.number) for wanted in want.ask.instances]
     for instance in named:
         if instance.type in inventory.divisible:
             raise BadPort(f"{instance.id!r} is held in parts: ask with --ports or --port")
@@ -230,14 +231,22 @@ def _present(instances: Mapping[str, Instance], binding: Binding, gone: Collecti
 
 
 def _named(
-    instances: Mapping[str, Instance],
+    inventory: Inventory,
     book: Book,
     wanted: str,
     key: tuple[str, str],
     number: int | None,
 ) -> Instance:
+    instances = inventory.by_id()
     instance = instances.get(wanted)
     if instance is None:
+        late = next((p for p in inventory.problems if p.state == "not_yet"), None)
+        if late is not None:
+            raise NotReady(
+                f"instance {wanted[:100]!r} is not known yet: {late.provider}: {late.reason};"
+                " try again in a moment",
+                instance=wanted[:100],
+            )
         raise UnknownInstance(
             f"instance {wanted[:100]!r} is not in this host's inventory:"
             " `xce-nodeagent inventory` shows what is",

@@ -11,6 +11,9 @@ from xce_nodeagent.model.inventory import Inventory
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = 5.0
+"""How soon it is tried again while the upstream is away: nothing tells when it is back."""
+
 
 class Reporter:
     """Writes to one file. `failed` says why the last time went wrong; "" when it did not."""
@@ -18,15 +21,27 @@ class Reporter:
     def __init__(self, path: Path) -> None:
         self.failed = ""
         self._path = path
+        self._newest: Inventory | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def write(self, inventory: Inventory) -> None:
-        """Write it; a failure is logged, and the next inventory is the next try."""
+        """Write it, however long that takes; give up when there is a newer one."""
+        self._newest = inventory
         # In order, or an older inventory could replace a newer one.
         async with self._one_at_a_time:
-            try:
-                await asyncio.to_thread(upstream.write, self._path, inventory)
-                self.failed = ""
-            except OSError as error:
-                self.failed = f"{self._path}: {error.strerror}"
-                log.error("the inventory cannot be written to %s", self.failed)
+            while self._newest is inventory:
+                if await self._try(inventory):
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _try(self, inventory: Inventory) -> bool:
+        try:
+            await asyncio.to_thread(upstream.write, self._path, inventory)
+        except OSError as error:
+            failed = f"{self._path}: {error.strerror}"
+            if failed != self.failed:  # once, and not every five seconds
+                log.error("the inventory cannot be written to %s", failed)
+            self.failed = failed
+            return False
+        self.failed = ""
+        return True

@@ -30,11 +30,15 @@ class ControlNode(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """What discovery could not find out, and why. `state`: none, not_yet or error."""
+    """What discovery could not find out, and why. `state`: none, not_yet or error.
+
+    `types` are those of which there may be more than what is known, where that is so.
+    """
 
     provider: str
     state: str
     reason: str
+    types: tuple[str, ...] = ()
 
 
 class Inventory(Struct, frozen=True, kw_only=True, dict=True):
@@ -74,6 +78,14 @@ class Inventory(Struct, frozen=True, kw_only=True, dict=True):
     def ports(self) -> Instance | None:
         """The range of ports; None where none is managed."""
         return next((i for i in self.instances if i.type == "ports"), None)
+
+    def unsure(self, kind: str) -> Problem | None:
+        """Give the problem because of which there may be more of a type than is known, if any.
+
+        What may come by itself goes before what needs somebody.
+        """
+        of_kind = [p for p in self.problems if kind in p.types]
+        return min(of_kind, key=lambda p: p.state != "not_yet", default=None)
 
     def managed(self) -> frozenset[Device]:
         """Give every device that the fence rules: of all instances, and all control nodes."""
