@@ -231,7 +231,7 @@ class World:
         return answer
 
     def verify(self, cgroup: CgroupRef, *grants: Rule, mark: str = "mark") -> Verified:
-        answer = self.binder.handle(Verify(mark, cgroup, grants))
+        answer = self.binder.handle(Verify(mark, cgroup, pack(grants)))
         assert isinstance(answer, Verified), answer
         return answer
 

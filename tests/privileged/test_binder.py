@@ -48,7 +48,7 @@ def test_nothing_is_done_before_take(world):
         Manage(()),
         Bind("mark", job, pack(()), make=True),
         Unbind("mark", job, remove=True),
-        Verify("mark", job, ()),
+        Verify("mark", job, pack(())),
         Join("mark", job, 2),
     ):
         assert world.refusal(request) == "not_ready"
@@ -141,7 +141,7 @@ def test_mark_that_cannot_be_one_is_a_violation(world, nodes, mark):
     for request in (
         Bind(mark, world.job(), pack(()), make=True),
         Unbind(mark, world.job(), remove=True),
-        Verify(mark, world.job(), ()),
+        Verify(mark, world.job(), pack(())),
         Join(mark, world.job(), 2),
     ):
         with pytest.raises(Violation, match="a mark of"):

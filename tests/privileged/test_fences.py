@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xce_nodeagent.model.rule import READ_WRITE, Access, Device, Rule, allows
-from xce_nodeagent.privileged.ops import Manage
+from xce_nodeagent.privileged.ops import Manage, Verified
 
 ACCESSES = (Access.READ, Access.WRITE, READ_WRITE, Access.MKNOD)
 
@@ -211,7 +211,7 @@ def test_verify_tells_right_from_wrong(world, nodes, two):
     assert world.verify(world.job(), *grants).state == right
     assert world.verify(world.job(), Rule(two[1], READ_WRITE)).state == "differs"
     assert world.verify(world.job("job-2"), *grants, mark="none").state == "gone"
-    assert world.verify(world.job(), *grants, mark="another").state == "gone"
+    assert world.verify(world.job(), *grants, mark="another") == Verified("stray", "mark")
     world.restart(world.job())
     world.ask(Manage(tuple(nodes)))
     assert world.verify(world.job(), *grants).state == right

@@ -236,7 +236,7 @@ def test_every_operation_checks_the_path(world, nodes):
     outside = CgroupRef(world.backend, str(world.base / "outside"))
     os.mkdir(outside.path)
     assert world.refusal(Unbind("mark", outside, remove=True)) == "bad_cgroup"
-    assert world.refusal(Verify("mark", outside, ())) == "bad_cgroup"
+    assert world.refusal(Verify("mark", outside, pack(()))) == "bad_cgroup"
     assert os.path.isdir(outside.path)
 
 

@@ -224,7 +224,7 @@ class InMemory:
         self.drained.pop(ask.id, None)
         self.changed()
 
-    async def doctor(self, peer: Peer) -> wire.Checks:
+    async def doctor(self, peer: Peer, ask: wire.Doctor) -> wire.Checks:
         found = [wire.Check(name="ledger", state="ok", text="is written")]
         if self.drained:
             found.append(

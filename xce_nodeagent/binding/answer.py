@@ -33,9 +33,12 @@ def ports(binding: Binding) -> tuple[wire.PortHeld, ...]:
 
 
 def view(
-    binding: Binding, *, last_seen: float, populated: bool | None, env: bool
+    binding: Binding, *, last_seen: float, populated: bool | None, env: bool, fault: str = ""
 ) -> wire.BindingView:
-    """Give a binding as `jobs` and `job` show it; its environment only when that is asked for."""
+    """Give a binding as `jobs` and `job` show it; its environment only when that is asked for.
+
+    `fault` is what verification found wrong.
+    """
     return wire.BindingView(
         job=binding.job,
         attempt=binding.attempt,
@@ -50,6 +53,8 @@ def view(
         last_seen=last_seen,
         populated=populated,
         env=binding.plan.environment if env else {},
+        healthy=not fault,
+        fault=fault,
     )
 
 

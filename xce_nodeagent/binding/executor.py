@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import Binding
@@ -18,11 +18,14 @@ from xce_nodeagent.model.rule import Device, Rule
 from xce_nodeagent.privileged.ops import (
     Bind,
     Done,
+    HomeVerified,
     Join,
+    Manage,
     Unbind,
     Unbound,
     Verified,
     Verify,
+    VerifyHome,
     pack,
 )
 
@@ -96,19 +99,23 @@ class Executor:
         step = binding.plan.cgroup
         if step is None or self._binder is None:
             return
-        request = Bind(
-            mark=binding.mark,
-            cgroup=step.cgroup,
-            grants=self._packed(binding),
-            make=isinstance(step, MakeCgroup),
-            populated=again or (isinstance(step, AdoptCgroup) and step.populated),
-        )
+        populated = again or (isinstance(step, AdoptCgroup) and step.populated)
+        request = self._bind(binding, step, populated=populated)
         try:
             await self._binder.call(request)
         except Enforcement as error:
             if binding.enforcement != "best-effort":
                 raise
             log.warning("job %s is not fenced: %s", binding.job, error.message)
+
+    def _bind(self, binding: Binding, step: MakeCgroup | AdoptCgroup, *, populated: bool) -> Bind:
+        return Bind(
+            mark=binding.mark,
+            cgroup=step.cgroup,
+            grants=self._packed(binding),
+            make=isinstance(step, MakeCgroup),
+            populated=populated,
+        )
 
     async def take_back(
         self, binding: Binding, meanwhile: Callable[[], None] = lambda: None
@@ -132,8 +139,29 @@ class Executor:
         step = binding.plan.cgroup
         if step is None or self._binder is None:
             return Verified("ok")
-        answer = await self._binder.call(Verify(binding.mark, step.cgroup, self._grants(binding)))
+        answer = await self._binder.call(Verify(binding.mark, step.cgroup, self._packed(binding)))
         return _expect(answer, Verified)
+
+    async def repair(self, binding: Binding, *, deep: bool, stray: str = "") -> None:
+        """Put back what differs, with the job's processes in place; see `Bind` for the rest.
+
+        Raises what the binder says, whatever the policy.
+        """
+        step = binding.plan.cgroup
+        if step is not None and self._binder is not None:
+            request = self._bind(binding, step, populated=True)
+            await self._binder.call(structs.replace(request, deep=deep, stray=stray))
+
+    async def verify_home(self) -> HomeVerified | None:
+        """Compare what all bindings share; None where nothing is enforced."""
+        if self._binder is None:
+            return None
+        return _expect(await self._binder.call(VerifyHome()), HomeVerified)
+
+    async def repair_home(self) -> None:
+        """Put right what all bindings share."""
+        if self._binder is not None:
+            await self._binder.call(Manage(tuple(sorted(self._managed()))))
 
     async def join(self, binding: Binding, pid: int, pidfd: int) -> None:
         """Move a process into the binding's cgroup."""

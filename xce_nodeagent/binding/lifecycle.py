@@ -56,7 +56,7 @@ class Lifecycle:
         self._composer = Composer(providers, site)
         self._turns = Turns()
         self.outcomes = Outcomes(ledger)
-        self.verification = Verification(ledger, executor, self._turns, self.outcomes)
+        self.verification = Verification(ledger, executor, self._turns, self.outcomes, clock=clock)
         self.releases = Releases(
             ledger=ledger,
             executor=executor,

@@ -21,6 +21,7 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
     - `cgroup-vanished`: its cgroup is gone; it is closed.
     - `whole`: the kernel has what the ledger says. `repaired`: it had not, and has again.
     - `re-asserted`: the same was written again, because cgroup v1 cannot show what it has.
+    - `masked`: it is whole, and a program of another's that came later may take from it.
     - `finished`, `undone`: it was committed and not known to be carried out; now it is, or it
       could not be and was taken back.
     - `released`: it was being released, and now is.
@@ -58,21 +59,4 @@ async def _recover(
             ledger.note(Bound(job=job, attempt=attempt))
             return "finished"
         case _:
-            return await _verify(binding, ledger, executor)
-
-
-async def _verify(binding: Binding, ledger: Ledger, executor: Executor) -> str:
-    verified = await executor.verify(binding)
-    match verified.state:
-        case "ok":
-            return "whole"
-        case "gone":
-            ledger.note(Lost(job=binding.job, attempt=binding.attempt, reason="cgroup-vanished"))
-            return "cgroup-vanished"
-        case "differs":
-            log.warning("job %s: the fence is put back: %s", binding.job, verified.fault)
-            await executor.carry_out(binding, again=True)
-            return "repaired"
-        case "unverifiable":
-            await executor.carry_out(binding, again=True)
-            return "re-asserted"
+            return (await lifecycle.verification.restore(binding)).result

@@ -41,18 +41,25 @@ def run(config: str | None, simulate: str, *, verbose: bool) -> int:
 
 
 @command()
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Compare every binding with the kernel now, and put right what differs.",
+)
 @with_json
 @with_agent(LOOKING_SECONDS)
 @pass_session
-@example("xce-nodeagent doctor")
-def doctor(session: Session) -> int:
+@example("xce-nodeagent doctor --repair")
+def doctor(session: Session, *, repair: bool) -> int:
     """Look at everything that the agent depends on, and say what to do.
 
+    With --repair, for who may prepare, lines named `repair` say what was put right. On cgroup v1
+    it also gives the sub-cgroups of jobs again what their jobs were given.
     Where no agent can be reached, this command looks by itself at what can be seen without one.
     Exit status 69 when there is a fault; an agent that cannot be reached is one.
     """
     try:
-        checks = session.call("Doctor", {})["checks"]
+        checks = session.call("Doctor", {"repair": True} if repair else {})["checks"]
     except (NotReady, NotPermitted, BadRequest) as error:
         if "socket" not in error.details and not isinstance(error, NotReady):
             raise

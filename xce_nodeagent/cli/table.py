@@ -201,7 +201,7 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
     rows = [
         [
             Text(run_of(binding)),
-            Text(binding["state"]),
+            _standing(binding),
             Text(_when(binding["since"])[:16]),  # to the minute: a UUID must fit beside it
             Text({True: "yes", False: "none", None: "?"}[binding["populated"]]),
         ]
@@ -219,7 +219,19 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
         grid = (
             _grid(header, lines) if _width(header, lines) <= room else _grid(header[:4], rows, held)
         )
-    return _whole(grid)
+    faults = [
+        Text.assemble(f"{run_of(b)}: ", _standing(b), f": {b['fault']}")
+        for b in bindings
+        if b.get("fault")
+    ]
+    return _whole(grid) + rendered(*faults)
+
+
+def _standing(binding: dict[str, Any]) -> Text:
+    """Say in a word where a binding stands; one whose fence is not whole is unhealthy."""
+    if binding.get("healthy", True):
+        return Text(binding["state"])
+    return Text("unhealthy", style="red")
 
 
 def job_detail(binding: dict[str, Any]) -> str:
@@ -229,6 +241,7 @@ def job_detail(binding: dict[str, Any]) -> str:
         ("attempt", binding["attempt"] or "none given"),
         ("user", "not given" if binding["uid"] is None else str(binding["uid"])),
         ("state", binding["state"] + (f": {binding['reason']}" if binding["reason"] else "")),
+        *((("unhealthy", binding["fault"]),) if binding.get("fault") else ()),
         ("since", _when(binding["since"])),
         ("last seen", _when(binding["last_seen"])),
         ("processes", {True: "yes", False: "none", None: "unknown"}[binding["populated"]]),

@@ -15,7 +15,7 @@ from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.daemon.connection import Peer
 from xce_nodeagent.daemon.survey import Survey
-from xce_nodeagent.errors import BadRequest, NotReady, UnknownInstance
+from xce_nodeagent.errors import BadRequest, NotPermitted, NotReady, UnknownInstance
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.model import wire
 from xce_nodeagent.model.binding import Binding, Drained, Undrained
@@ -36,7 +36,7 @@ class Agent:
         survey: Survey,
         *,
         prepare_uids: frozenset[int],
-        examine: Callable[[], Awaitable[tuple[wire.Check, ...]]],
+        examine: Callable[[bool], Awaitable[tuple[wire.Check, ...]]],
     ) -> None:
         self._lifecycle = lifecycle
         self._executor = executor
@@ -118,6 +118,7 @@ class Agent:
             last_seen=self._lifecycle.last_seen.get(binding.key, binding.since),
             populated=host_cgroup.populated(step.cgroup) if step else None,
             env=env,
+            fault=self._lifecycle.verification.fault(binding),
         )
 
     async def drain(self, peer: Peer, ask: wire.Drain) -> None:
@@ -144,14 +145,24 @@ class Agent:
                 instance=instance[:100],
             )
 
-    async def doctor(self, peer: Peer) -> wire.Checks:
-        """Look at everything that the agent depends on."""
+    async def doctor(self, peer: Peer, ask: wire.Doctor) -> wire.Checks:
+        """Look at everything that the agent depends on; with `repair`, put every fence right."""
+        may_prepare = self.may_prepare(peer.uid)
+        if ask.repair and not may_prepare:
+            raise NotPermitted(
+                f"uid {peer.uid} may look, and not have repaired what is found: ask root, or be"
+                " listed in `[access] prepare_uids`",
+                uid=peer.uid,
+            )
         # It asks the binder about every binding, and looks through /proc: whoever may not prepare
         # gets what was seen in the last seconds, so that asking in a loop hinders nobody.
         async with self._examining:
             fresh = time.monotonic() - self._examined_at < DOCTOR_SECONDS
-            if self.may_prepare(peer.uid) or not fresh:
+            if may_prepare or not fresh:
                 self._lifecycle.outcomes.settle()
-                self._checks = await self._examine()
+                checks = await self._examine(bool(ask.repair))
+                if ask.repair:
+                    return wire.Checks(checks=checks)
+                self._checks = checks
                 self._examined_at = time.monotonic()
         return wire.Checks(checks=self._checks)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
-
-from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
+from xce_nodeagent.binding.verification import Found, Verification
+from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import AgentError
-from xce_nodeagent.model.binding import Binding
+from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.rule import Device
@@ -92,36 +92,102 @@ def discovery(inventory: Inventory | None) -> list[Check]:
     return checks
 
 
-class Fault(Struct, frozen=True):
-    """What is wrong with a binding, and what to do."""
+def bindings(
+    live: Iterable[Binding], verification: Verification, differing: Mapping[Key, str]
+) -> list[Check]:
+    """Say which bindings are not as the ledger says, and what is quarantined.
 
-    text: str
-    remedy: str
-
-
-def bindings(live: Iterable[Binding], faults: Mapping[str, Fault]) -> list[Check]:
-    """Say which bindings are not as the ledger says, and what is quarantined."""
+    `differing` is what was found just now, and is not put right yet.
+    """
     live = list(live)
-    checks = [
-        Check(
-            name=f"binding.{binding.job}",
-            state="warning",
-            text=f"{binding.state}: {_left(binding)}",
-            remedy="end these processes; the instances are freed by themselves then",
-        )
-        for binding in live
-        if binding.state in ("quarantined", "releasing")
-    ]
-    checks += [
-        Check(
-            name=f"binding.{job}",
-            state="fault",
-            text=fault.text,
-            remedy=fault.remedy,
-        )
-        for job, fault in faults.items()
-    ]
+    checks = []
+    for binding in live:
+        name = f"binding.{binding.job}"
+        if binding.state in ("quarantined", "releasing"):
+            checks.append(
+                Check(
+                    name=name,
+                    state="warning",
+                    text=f"{binding.state}: {_left(binding)}",
+                    remedy="end these processes; the instances are freed by themselves then",
+                )
+            )
+        elif fault := differing.get(binding.key):
+            checks.append(Check(name=name, state="fault", text=fault, remedy=_REPAIR))
+        elif fault := verification.fault(binding):
+            checks.append(
+                Check(
+                    name=name,
+                    state="fault",
+                    text=f"unhealthy: {fault}",
+                    remedy="take away what is in the way, then `xce-nodeagent doctor --repair`; or"
+                    " release the job",
+                )
+            )
+        elif note := verification.note(binding):
+            checks.append(Check(name=name, state="note", text=note))
     return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
+
+
+_REPAIR = (
+    "`xce-nodeagent doctor --repair` puts it right now; the agent does so by itself within five"
+    " minutes"
+)
+
+
+def verification(found: Verification, now: float) -> list[Check]:
+    """Say what verification has done since the start, and what of it all bindings share."""
+    count = found.count
+    text = (
+        f"{count.verified} looked at, {count.repaired} put back, {count.reasserted} re-asserted"
+        f" (cgroup v1), {count.masked} masked, {count.vanished} without a cgroup,"
+        f" {count.failed} failed"
+    )
+    if count.last:
+        ago = max(0.0, now - count.last)
+        text += f"; last round {ago:.0f} s ago, {count.cpu:.3f} s of CPU"
+    checks = [Check(name="verification", state="ok", text=text)]
+    if found.home_fault:
+        checks.append(
+            Check(
+                name="verification.home",
+                state="fault",
+                text=found.home_fault,
+                remedy="restart xce-nodeagent-jobs if it is not active, then `xce-nodeagent doctor"
+                " --repair`",
+            )
+        )
+    return checks
+
+
+def reloads(watched: Reloads | None) -> list[Check]:
+    """Say whether a daemon-reload of systemd is noticed at once."""
+    if watched is None:
+        text = "no systemd is watched: fences are verified by the timer only, every five minutes"
+        return [Check(name="reloads", state="note", text=text)]
+    return [Check(name="reloads", state="ok", text=f"systemd is watched; {watched.seen} seen")]
+
+
+def repairs(round_: Iterable[Found]) -> list[Check]:
+    """Say what a repair has done: a line for each binding that was not whole, then the sum."""
+    round_ = list(round_)
+    checks = []
+    for found in round_:
+        name = f"repair.{found.key[0]}"
+        match found.result:
+            case "repaired":
+                checks.append(Check(name=name, state="note", text=f"put back: {found.text}"))
+            case "cgroup-vanished":
+                text = f"its binding is closed: {found.text}"
+                checks.append(Check(name=name, state="note", text=text))
+            case "masked":
+                checks.append(Check(name=name, state="warning", text=found.text))
+            case "failed":
+                text = f"cannot be put back: {found.text}"
+                checks.append(Check(name=name, state="fault", text=text))
+    counts = Counter(found.result for found in round_)
+    text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    return [*checks, Check(name="repair", state="ok", text=text or "no binding to look at")]
 
 
 def report(failed: str) -> list[Check]:
@@ -136,32 +202,6 @@ def report(failed: str) -> list[Check]:
             remedy="let the agent's user write in that folder",
         )
     ]
-
-
-async def compare(live: Iterable[Binding], executor: Executor) -> dict[str, Fault]:
-    """Compare what the kernel has with the ledger; give the fault of each job that has one."""
-    faults: dict[str, Fault] = {}
-    for binding in live:
-        if binding.state != "bound":
-            continue
-        try:
-            verified = await executor.verify(binding)
-        except AgentError as error:
-            faults[binding.job] = Fault(error.message, "look again; the log says more")
-            continue
-        if verified.state == "gone":
-            release = f"xce-nodeagent release --job {binding.job}"
-            release += f" --attempt {binding.attempt}" if binding.attempt else ""
-            faults[binding.job] = Fault(
-                verified.fault or "its cgroup is gone",
-                f"{release}; or wait: the agent closes the binding when it next verifies it",
-            )
-        elif verified.state == "differs":
-            faults[binding.job] = Fault(
-                verified.fault,
-                "restart the agent, which puts the fence back; or wait: it verifies by itself",
-            )
-    return faults
 
 
 async def strangers(

@@ -35,6 +35,7 @@ from xce_nodeagent.daemon.vendor import PROBER_SECONDS, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
+from xce_nodeagent.host.reload import ReloadWatch
 from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
@@ -261,7 +262,10 @@ class Daemon:
         server.start()
         self._watch()
         self._upkeep = Upkeep(
-            self.ledger, lifecycle.verification, self._config.agent.attempt_memory_seconds
+            self.ledger,
+            lifecycle.verification,
+            self._config.agent.attempt_memory_seconds,
+            self._reload_watch(),
         )
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
@@ -301,6 +305,14 @@ class Daemon:
         if self._monitor is not None:
             loop = asyncio.get_running_loop()
             loop.add_reader(self._monitor.fileno(), self._event, self._monitor)
+
+    @staticmethod
+    def _reload_watch() -> ReloadWatch | None:
+        try:
+            return ReloadWatch()
+        except OSError as error:
+            log.info("no systemd is watched for reloads: %s", error)
+            return None
 
     def _event(self, monitor: Monitor) -> None:
         if monitor.drain():
@@ -343,14 +355,19 @@ class Daemon:
 
     # ---- doctor -----------------------------------------------------------------------------
 
-    async def _examine(self) -> tuple[Check, ...]:
+    async def _examine(self, repair: bool) -> tuple[Check, ...]:
         everybody = (self.binder, self.prober, self.witness)
         book = self.ledger.book
+        verification = self._lifecycle.verification
+        repaired = doctor.repairs(await verification.run(deep=True)) if repair else ()
         return (
+            *repaired,
             doctor.enforcement(self._config, self.taken),
             doctor.helpers({helper.role: helper.restarts for helper in everybody}),
             *doctor.discovery(self.survey.current),
-            *doctor.bindings(book, await doctor.compare(book, self._executor)),
+            *doctor.bindings(book, verification, await verification.compare()),
+            *doctor.verification(verification, time.time()),
+            *doctor.reloads(self._upkeep.reloads if self._upkeep else None),
             *doctor.report(self._reporter.failed),
             *await doctor.strangers(book, self._managed or frozenset(), self.witness),
         )

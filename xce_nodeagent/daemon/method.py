@@ -45,10 +45,10 @@ METHODS: Final = {
         "GetBinding": _everybody(wire.JobRef, lambda s, p, a: s.get_binding(p, a)),
         "Drain": _preparers(wire.Drain, lambda s, p, a: s.drain(p, a)),
         "Undrain": _preparers(wire.Undrain, lambda s, p, a: s.undrain(p, a)),
-        "Doctor": _everybody(wire.Nothing, lambda s, p, _: s.doctor(p)),
+        "Doctor": _everybody(wire.Doctor, lambda s, p, a: s.doctor(p, a)),
     }.items()
 }
-"""Every method of `io.xce.NodeAgent`. Join checks for itself who may."""
+"""Every method of `io.xce.NodeAgent`. Join and Doctor check for themselves who may."""
 
 STREAMED: Final = f"{wire.INTERFACE}.GetInventory"
 """The one method that goes on answering, with `more`."""

@@ -68,6 +68,6 @@ class Service(Protocol):
         """Let an instance be granted again."""
         ...
 
-    async def doctor(self, peer: Peer) -> wire.Checks:
-        """Look at everything that the agent depends on."""
+    async def doctor(self, peer: Peer, ask: wire.Doctor) -> wire.Checks:
+        """Look at everything that the agent depends on; checks itself who may have it repaired."""
         ...

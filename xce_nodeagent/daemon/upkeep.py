@@ -9,7 +9,9 @@ from typing import Any
 
 from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
 from xce_nodeagent.binding.verification import Verification
+from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.host.reload import ReloadWatch
 from xce_nodeagent.privileged.notify import Notify
 
 log = logging.getLogger(__name__)
@@ -24,15 +26,28 @@ MAINTAIN_SECONDS = 10.0
 class Upkeep:
     """Folds the ledger's log in after many writes, and verifies every binding now and then."""
 
-    def __init__(self, ledger: Ledger, verification: Verification, memory_seconds: float) -> None:
-        """Start. `memory_seconds`: how long released attempts are remembered."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        verification: Verification,
+        memory_seconds: float,
+        watch: ReloadWatch | None = None,
+    ) -> None:
+        """Start. `memory_seconds`: how long released attempts are remembered.
+
+        `watch` tells when systemd may have touched cgroups; it is closed at the end.
+        """
         self._ledger = ledger
         self._verification = verification
         self._memory = memory_seconds
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = False
         self._maintaining: asyncio.TimerHandle | None = None
         ledger.on_write = self._maintain_later
         self._verify_later()
+        self.reloads = (
+            Reloads(watch, self._verify_all, lambda: verification.count.cpu) if watch else None
+        )
 
     def _maintain_later(self) -> None:
         if self._maintaining is None and self._ledger.written >= CHECKPOINT_AFTER:
@@ -55,8 +70,17 @@ class Upkeep:
         self._verifying = later(VERIFY_SECONDS, self._verify_now)
 
     def _verify_now(self) -> None:
-        self._spawn(self._verification.run())
+        self._verify_all()
         self._verify_later()
+
+    def _verify_all(self) -> None:
+        if not self._waiting:  # one that waits for its turn sees all that was until now
+            self._waiting = True
+            self._spawn(self._verify())
+
+    async def _verify(self) -> None:
+        self._waiting = False
+        await self._verification.run()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -67,6 +91,8 @@ class Upkeep:
         """Stop, in the middle of whatever it does."""
         self._ledger.on_write = lambda: None
         self._verifying.cancel()
+        if self.reloads is not None:
+            self.reloads.close()
         if self._maintaining is not None:
             self._maintaining.cancel()
         for task in list(self._tasks):

@@ -141,7 +141,11 @@ class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BindingView(Struct, frozen=True, kw_only=True):
-    """A binding as `jobs` and `job` show it. Times are seconds since the epoch."""
+    """A binding as `jobs` and `job` show it. Times are seconds since the epoch.
+
+    `healthy` is false while the kernel is not as the binding says and that cannot be put right;
+    `fault` says why.
+    """
 
     job: str
     attempt: str
@@ -156,6 +160,8 @@ class BindingView(Struct, frozen=True, kw_only=True):
     last_seen: float
     populated: bool | None
     env: dict[str, str] = {}
+    healthy: bool = True
+    fault: str = ""
 
 
 class Bindings(Struct, frozen=True, kw_only=True):
@@ -181,6 +187,12 @@ class Undrain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Let an instance be granted again."""
 
     id: str
+
+
+class Doctor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Look at everything; with `repair`, also put every fence right."""
+
+    repair: bool | None = None
 
 
 class Check(Struct, frozen=True, kw_only=True):

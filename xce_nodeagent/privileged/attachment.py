@@ -20,12 +20,52 @@ from xce_nodeagent.privileged.cgroup import Cgroup
 FENCES = frozenset({bpf.FENCE_NAME, bpf.INLINE_NAME})
 ANCHORS = frozenset({bpf.ANCHOR_NAME})
 
+PROGRAMS_LIMIT = 4096
+"""Programs that are remembered."""
+
 
 class Program(NamedTuple):
     """A program of ours that is attached: a descriptor, and what the kernel says of it."""
 
     fd: int
     info: ProgramInfo
+
+
+class Programs:
+    """What the kernel says of programs, asked once for each: their code never changes.
+
+    An id comes again only after two thousand million others.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, ProgramInfo] = {}
+
+    def info(self, program_id: int) -> ProgramInfo | None:
+        """Describe a program; None when it is gone."""
+        known = self._known.get(program_id)
+        if known is not None:
+            return known
+        try:
+            fd = bpfcall.prog_open(program_id)
+        except FileNotFoundError:
+            return None
+        try:
+            info = bpfcall.prog_info(fd)
+        finally:
+            os.close(fd)
+        if len(self._known) >= PROGRAMS_LIMIT:
+            self._known.clear()
+        self._known[program_id] = info
+        return info
+
+
+def anchor_tag() -> bytes:
+    """Load an anchor to see its tag: how a tag is computed differs between kernels."""
+    program = bpfcall.prog_load(bpf.anchor(), bpf.ANCHOR_NAME)
+    try:
+        return bpfcall.prog_info(program).tag
+    finally:
+        os.close(program)
 
 
 @contextlib.contextmanager
@@ -54,14 +94,26 @@ def put(cgroup: Cgroup, prog_fd: int, same: Callable[[ProgramInfo], bool]) -> No
             right = next((program for program in found if same(program.info)), None)
             if right is not None:
                 found.remove(right)
-            elif found:
-                bpfcall.attach(cgroup.fd, prog_fd, found.pop(0).fd)
-            else:
+            elif not (found and _swap(cgroup.fd, prog_fd, found)):
                 bpfcall.attach(cgroup.fd, prog_fd)
             for extra in found:
-                bpfcall.detach(cgroup.fd, extra.fd)
+                # One that another attached by a link can't be detached; it only refuses more.
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    bpfcall.detach(cgroup.fd, extra.fd)
     except OSError as error:
         raise refused(cgroup, error) from error
+
+
+def _swap(cgroup_fd: int, prog_fd: int, found: list[Program]) -> bool:
+    """Put a program in the place of one of these; False when none of them can be swapped."""
+    for old in found:
+        try:
+            bpfcall.attach(cgroup_fd, prog_fd, old.fd)
+        except FileNotFoundError:
+            continue  # attached by a link, which only its owner changes; or detached meanwhile
+        found.remove(old)
+        return True
+    return False
 
 
 def refused(cgroup: Cgroup, error: OSError) -> AgentError:
@@ -113,11 +165,12 @@ def _name(program_id: int) -> str:
         os.close(fd)
 
 
-def fault(cgroup: Cgroup, same: Callable[[ProgramInfo], bool]) -> str:
+def fault(cgroup: Cgroup, same: Callable[[ProgramInfo], bool], programs: Programs) -> str:
     """Say what is wrong with the fence on a cgroup; nothing when it is the one right one."""
-    with ours(cgroup.fd, FENCES) as found:
-        if not found:
-            return "its device program is not attached"
-        if len(found) > 1:
-            return f"{len(found)} device programs of ours are attached, where one should be"
-        return "" if same(found[0].info) else "another device program of ours is attached"
+    infos = [programs.info(number) for number in bpfcall.query(cgroup.fd).ids]
+    found = [info for info in infos if info is not None and info.name in FENCES]
+    if not found:
+        return "its device program is not attached"
+    if len(found) > 1:
+        return f"{len(found)} device programs of ours are attached, where one should be"
+    return "" if same(found[0]) else "another device program of ours is attached"

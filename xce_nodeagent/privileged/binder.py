@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from xce_nodeagent.privileged.ops import (
     BinderRequest,
     Done,
     Failed,
+    HomeVerified,
     Join,
     Manage,
     Take,
@@ -46,6 +48,7 @@ from xce_nodeagent.privileged.ops import (
     Unbound,
     Verified,
     Verify,
+    VerifyHome,
 )
 from xce_nodeagent.privileged.roots import Roots, Where
 
@@ -114,6 +117,8 @@ class Binder:
                     return self._unbind(request)
                 case Verify():
                     return self._verify(request)
+                case VerifyHome():
+                    return self._verify_home()
                 case Join():
                     return self._join(request, fds)
         except AgentError as error:
@@ -150,8 +155,7 @@ class Binder:
         # What of these is not bound, or not below our roots, is passed over when it is opened.
         self._bound = dict.fromkeys(request.known)
         try:
-            in_v2 = self._home is not None and self._home.backend == "cgroup2"
-            with (self._roots.home() if in_v2 else None) or contextlib.nullcontext() as home:
+            with self._home2() as home:
                 self._fences.open(home, self._open_bound)
             self._managed = self._fences.managed
             self._find_bound()
@@ -167,6 +171,11 @@ class Binder:
             reason=self._fences.reason,
         )
         return self._taken
+
+    def _home2(self) -> contextlib.AbstractContextManager[Cgroup | None]:
+        """Open the home where it is on cgroup v2, which has an anchor; else give None."""
+        in_v2 = self._home is not None and self._home.backend == "cgroup2"
+        return (self._roots.home() if in_v2 else None) or contextlib.nullcontext()
 
     def _find_bound(self) -> None:
         """Add what is bound below the home, whatever the ledger says."""
@@ -204,7 +213,8 @@ class Binder:
             raise NotReady("this binder has not been told to take over: send Take first")
         devices = frozenset(request.devices)
         majors.check(devices - (self._managed or frozenset()), made=self._made, proc=self._proc)
-        self._fences.manage(devices, self._open_bound)
+        with self._home2() as home:
+            self._fences.manage(devices, self._open_bound, home)
         self._managed = devices
         self._known.forget()
         return Done()
@@ -230,6 +240,9 @@ class Binder:
             cgroup = self._open(request.cgroup, where)
         with cgroup:
             mark = None if made else cgroup.mark()
+            if mark is not None and mark == request.stray:
+                cgroup.set_mark(request.mark)
+                mark = request.mark
             if mark is not None and mark != request.mark:
                 raise Conflict(
                     f"cgroup {request.cgroup.path} is bound already: release that first",
@@ -241,10 +254,14 @@ class Binder:
                 self._roots.check_free(cgroup, populated=request.populated)
             try:
                 if mark is None:
+                    fence.remember(cgroup, made=made)
                     cgroup.set_mark(request.mark)
-                    if not made:
+                    # Where only the mark was lost, nothing is closed for a moment.
+                    if not made and fence.verify(cgroup, grants).state == "differs":
                         fence.forget(cgroup)
                 fence.bind(cgroup, grants, made=made)
+                if request.deep:
+                    fence.spread(cgroup, grants)
             except BaseException:
                 # Nothing is to be left of what failed. The fence of one that existed stays closed.
                 if mark is None:
@@ -298,21 +315,36 @@ class Binder:
 
     def _verify(self, request: Verify) -> Verified:
         fence = self._fence(request.cgroup)
+        if self._managed is None:
+            raise NotReady("this binder does not know which devices are managed: send Manage first")
+        grants = self._known.unpack(bytes(request.grants), self._managed)
         _check_mark(request.mark)
         try:
             with self._roots.open(request.cgroup) as cgroup:
                 mark = cgroup.mark()
+                if mark is not None and mark != request.mark:
+                    return Verified("stray", mark)
+                verified = fence.verify(cgroup, grants)
                 if mark is None:
-                    return Verified("differs", "its mark is gone")
-                if mark != request.mark:
-                    return Verified("gone", "the cgroup was bound by another since")
-                return fence.verify(cgroup, request.grants)
+                    more = f", and {verified.fault}" if verified.state == "differs" else ""
+                    return Verified("differs", f"its mark is gone{more}", verified.masks)
+                return verified
         except FileNotFoundError:
             found = self._roots.find(request.cgroup, request.mark)
             if found is None:
                 return Verified("gone", "the cgroup does not exist")
             found.close()
             return Verified("differs", f"the cgroup was renamed to {found.ref.path}")
+
+    def _verify_home(self) -> HomeVerified:
+        if self._taken is None:
+            raise NotReady("this binder has not been told to take over: send Take first")
+        with self._home2() as home:
+            gone = self._home is not None and self._home.backend == "cgroup2" and home is None
+            fault = self._fences.verify_home(home)
+        if gone:
+            fault = "; ".join(filter(None, (f"the jobs' home {self._home} was removed", fault)))
+        return HomeVerified(fault, time.process_time())
 
     def _join(self, request: Join, fds: Sequence[int]) -> Done:
         self._fence(request.cgroup)

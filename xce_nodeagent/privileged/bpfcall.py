@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -40,6 +41,8 @@ _CGROUP_DEVICE = 6  # enum bpf_attach_type
 _ATTR_SIZE = 128
 _LOG_SIZE = 1 << 20
 _ATTACHED_LIMIT = 64  # BPF_CGROUP_MAX_PROGS: the kernel takes no more on one cgroup
+_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
+_EFFECTIVE_LIMIT = 4096  # 64 cgroups, one in the other, each of them full
 _LOAD_TRIES = 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -261,11 +264,24 @@ def detach(cgroup_fd: int, prog_fd: int) -> None:
 
 def query(cgroup_fd: int) -> Attached:
     """List the device programs attached to a cgroup."""
-    ids = (ctypes.c_uint32 * _ATTACHED_LIMIT)()
+    return _query(cgroup_fd, 0, _ATTACHED_LIMIT)
+
+
+def effective(cgroup_fd: int) -> tuple[int, ...]:
+    """List the device programs that judge a cgroup's processes, with those of cgroups above it."""
+    try:
+        return _query(cgroup_fd, _EFFECTIVE, _ATTACHED_LIMIT).ids
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    return _query(cgroup_fd, _EFFECTIVE, _EFFECTIVE_LIMIT).ids
+
+
+def _query(cgroup_fd: int, flags: int, limit: int) -> Attached:
+    ids = (ctypes.c_uint32 * limit)()
     attr = _Attr()
-    struct.pack_into(
-        "=4IQI", attr, 0, cgroup_fd, _CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), len(ids)
-    )
+    where = ctypes.addressof(ids)
+    struct.pack_into("=4IQI", attr, 0, cgroup_fd, _CGROUP_DEVICE, flags, 0, where, limit)
     _call(_PROG_QUERY, attr, "list the programs of a cgroup")
     (flags,) = struct.unpack_from("=I", attr, 12)
     (count,) = struct.unpack_from("=I", attr, 24)

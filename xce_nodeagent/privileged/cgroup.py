@@ -26,6 +26,8 @@ BINDING = "trusted.xce.binding"
 """Whose the cgroup is: the mark that Bind carries."""
 GRANTS = "trusted.xce.grants"
 """What was granted, where the kernel does not show it (cgroup v1, a program per job)."""
+OTHERS = "trusted.xce.others"
+"""Who judged its devices beside us when it was bound (mask.py)."""
 HOME = "trusted.xce.home"
 """The jobs' home was made by a binder, which may remove it."""
 
@@ -88,7 +90,7 @@ class Cgroup:
 
     def drop_mark(self) -> None:
         """Take the binding's marks away."""
-        for name in (GRANTS, BINDING):
+        for name in (GRANTS, OTHERS, BINDING):
             with contextlib.suppress(OSError):
                 os.removexattr(self.fd, name)
 

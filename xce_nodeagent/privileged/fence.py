@@ -18,6 +18,10 @@ class Fence(Protocol):
         """Make these the managed devices, also for the cgroups that are bound already."""
         ...
 
+    def remember(self, cgroup: Cgroup, *, made: bool) -> None:
+        """Note who else judges the cgroup's devices, before it is bound anew."""
+        ...
+
     def forget(self, cgroup: Cgroup) -> None:
         """Drop the grants of an earlier binding, before the cgroup is bound anew."""
         ...
@@ -26,8 +30,20 @@ class Fence(Protocol):
         """Fence the cgroup and give it exactly these grants; `made`: it was just made by us."""
         ...
 
+    def spread(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
+        """Give what is granted to every sub-cgroup again, where one may lack it."""
+        ...
+
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Compare with the kernel; change nothing."""
+        ...
+
+    def verify_home(self, home: Cgroup | None) -> str:
+        """Compare what all bindings share; give the fault, "" where there is none."""
+        ...
+
+    def repair_home(self, home: Cgroup | None) -> None:
+        """Put right what bindings share at the jobs' home; `manage` does the rest."""
         ...
 
     def close(self) -> None:

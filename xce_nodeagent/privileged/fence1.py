@@ -69,6 +69,9 @@ class Fence1:
             each(bound, lambda cgroup: self._deny(cgroup, added, cgroup.grants()))
         self._told = devices
 
+    def remember(self, cgroup: Cgroup, *, made: bool) -> None:
+        """What the cgroups above refuse cannot be allowed here, and so is seen at once."""
+
     def forget(self, cgroup: Cgroup) -> None:
         """The record went with the mark."""
 
@@ -83,6 +86,18 @@ class Fence1:
             each(cgroup.descendants(), lambda below: _write(below, "allow", more))
         self._check_wildcards(cgroup, grants)
         cgroup.record(normal(grants))
+
+    def spread(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
+        """Allow it in every sub-cgroup: a deny reached them all, and an allow reaches none."""
+        lines = self._lines(grants)
+        each(cgroup.descendants(), lambda below: _write(below, "allow", lines))
+
+    def verify_home(self, home: Cgroup | None) -> str:  # noqa: ARG002  # Fence's signature
+        """Bindings share nothing in this hierarchy."""
+        return ""
+
+    def repair_home(self, home: Cgroup | None) -> None:
+        """Bindings share nothing in this hierarchy."""
 
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Compare as far as the kernel shows: wholly where the cgroup refuses by default."""

@@ -11,15 +11,17 @@ import contextlib
 import errno
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Self
 
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.rule import Device, Rule, normal
-from xce_nodeagent.privileged import attachment, bpf, bpfcall
+from xce_nodeagent.privileged import attachment, bpf, bpfcall, mask
+from xce_nodeagent.privileged.attachment import Programs
 from xce_nodeagent.privileged.bpfcall import ProgramInfo
 from xce_nodeagent.privileged.cgroup import Cgroup
-from xce_nodeagent.privileged.fence import common, each, listed
+from xce_nodeagent.privileged.fence import listed
+from xce_nodeagent.privileged.jobfence import JobFence
 from xce_nodeagent.privileged.ops import Verified
 
 _OK = Verified("ok")
@@ -52,6 +54,9 @@ class SharedFence:
             bpf.fence(managed_fd, grants_fd, self._slots), bpf.FENCE_NAME
         )
         self._info = bpfcall.prog_info(self._program)
+        self._told: frozenset[Device] | None = None
+        self._programs = Programs()
+        self._anchor_tag = attachment.anchor_tag()
 
     @classmethod
     def take(cls, home: Cgroup | None, known: Iterable[Cgroup]) -> Self:
@@ -85,7 +90,7 @@ class SharedFence:
             stack.pop_all()
         try:
             if home is not None:
-                fence.note = fence._anchor(home)
+                fence.repair_home(home)
         except BaseException:
             fence.close()
             raise
@@ -98,9 +103,8 @@ class SharedFence:
 
     def _anchor(self, home: Cgroup) -> str:
         """Have one anchor at the home, bound to our maps; say why, when that cannot be."""
-        wanted = {bpfcall.map_info(fd).id for fd in (self._managed, self._grants)}
         with attachment.ours(home.fd, attachment.ANCHORS) as found:
-            right = next((p for p in found if wanted <= set(p.info.map_ids)), None)
+            right = next((p for p in found if self._is_anchor(p.info)), None)
             if right is None:
                 program = bpfcall.prog_load(bpf.anchor(), bpf.ANCHOR_NAME)
                 try:
@@ -118,8 +122,12 @@ class SharedFence:
                     os.close(program)
             for extra in found:
                 if extra is not right:
-                    bpfcall.detach(home.fd, extra.fd)
+                    with contextlib.suppress(FileNotFoundError, PermissionError):  # a link's
+                        bpfcall.detach(home.fd, extra.fd)
         return ""
+
+    def _is_anchor(self, info: ProgramInfo) -> bool:
+        return info.tag == self._anchor_tag and set(self._info.map_ids) <= set(info.map_ids)
 
     # ---- Fence ------------------------------------------------------------------------------
 
@@ -131,6 +139,9 @@ class SharedFence:
 
     def manage(self, devices: frozenset[Device], _bound: Iterable[Cgroup]) -> None:
         """Write the shared map: that rules every job at once. Additions come first."""
+        for key in list(bpfcall.map_keys(self._managed, bpf.KEY_SIZE)):
+            if not _readable(key):  # nothing of ours: another's hand
+                bpfcall.map_delete(self._managed, key)
         before = self.managed()
         if len(before | devices) > bpf.MANAGED_LIMIT:
             raise Enforcement(
@@ -142,6 +153,11 @@ class SharedFence:
             bpfcall.map_update(self._managed, bpf.encode_device(device), _YES)
         for device in sorted(before - devices):
             bpfcall.map_delete(self._managed, bpf.encode_device(device))
+        self._told = devices
+
+    def remember(self, cgroup: Cgroup, *, made: bool) -> None:
+        """Note who else judges the cgroup's devices."""
+        mask.remember(cgroup, self._programs, self._ours, made=made)
 
     def forget(self, cgroup: Cgroup) -> None:
         """Empty a storage that is left: it outlives a detach, and comes back with an attach."""
@@ -179,18 +195,62 @@ class SharedFence:
         bpfcall.map_update(self._grants, struct.pack("=Q", cgroup.id), value, bpfcall.EXIST)
 
     def _same(self, info: ProgramInfo) -> bool:
-        """The same code on the same maps. The tag leaves out which maps, so they are compared."""
-        return (info.tag, set(info.map_ids)) == (self._info.tag, set(self._info.map_ids))
+        """The same code on the same maps. The tag leaves out which maps, so they are compared.
+
+        Anybody with the right may bind more maps to a program, which change nothing.
+        """
+        return info.id == self._info.id or (
+            info.tag == self._info.tag and set(self._info.map_ids) <= set(info.map_ids)
+        )
+
+    def _ours(self, info: ProgramInfo) -> bool:
+        return info.tag == self._anchor_tag or self._same(info)
+
+    def spread(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
+        """Every sub-cgroup is judged by the same program and the same grants."""
 
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Look for exactly one fence of ours, the right one, with these grants."""
-        if fault := attachment.fault(cgroup, self._same):
-            return Verified("differs", fault)
-        key = struct.pack("=Q", cgroup.id)
-        value = bpfcall.map_lookup(self._grants, key, bpf.grants_size(self._slots))
-        if value == bpf.encode_grants(grants, self._slots):
+        fault = attachment.fault(cgroup, self._same, self._programs)
+        if not fault:
+            key = struct.pack("=Q", cgroup.id)
+            value = bpfcall.map_lookup(self._grants, key, bpf.grants_size(self._slots))
+            if value != self._value(grants):
+                fault = _grants_fault(value, grants)
+        masks = mask.masks(cgroup, self._programs, self._ours)
+        if not fault and not masks:
             return _OK
-        return Verified("differs", _grants_fault(value, grants))
+        return Verified("differs" if fault else "ok", fault, masks)
+
+    def verify_home(self, home: Cgroup | None) -> str:
+        """Look for our anchor, and for exactly the devices that were last managed."""
+        faults = []
+        if home is not None:
+            with attachment.ours(home.fd, attachment.ANCHORS) as found:
+                if not found and not self.note:
+                    faults.append("the anchor at the jobs' home is not attached")
+                elif [self._is_anchor(program.info) for program in found] not in ([True], []):
+                    faults.append("the anchor at the jobs' home is not the one that it should be")
+        try:
+            present: frozenset[Device] | None = self.managed()
+        except ValueError:
+            present = None
+        if self._told is not None and present != self._told:
+            faults.append("the kernel's map of managed devices was changed")
+        return "; ".join(faults)
+
+    def repair_home(self, home: Cgroup | None) -> None:
+        """Have one anchor at the home."""
+        if home is not None:
+            self.note = self._anchor(home)
+
+
+def _readable(key: bytes) -> bool:
+    try:
+        bpf.decode_device(key)
+    except ValueError:
+        return False
+    return True
 
 
 def _grants_fault(value: bytes | None, grants: Iterable[Rule]) -> str:
@@ -238,67 +298,6 @@ def _maps(info: ProgramInfo) -> tuple[int, int] | None:
         if fd >= 0:
             os.close(fd)
     return None
-
-
-class JobFence:
-    """A program for each job, its rules in the instructions: where the shared one is refused.
-
-    It costs a load for each change (0.3 ms with 40 managed devices), and one for each job when a
-    device is plugged in. What a job was granted is recorded on its cgroup, because instructions
-    cannot be read back.
-    """
-
-    kind = "per-job"
-    recovered = False
-
-    def __init__(self, note: str) -> None:
-        """Load a program without rules, to see that the kernel takes it; raise OSError if not."""
-        self.note = note
-        self._devices: frozenset[Device] = frozenset()
-        os.close(bpfcall.prog_load(bpf.inline_fence((), ()), bpf.INLINE_NAME))
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
-    def managed(self) -> frozenset[Device]:
-        """Give the devices that this binder was told: they cannot be read back."""
-        return self._devices
-
-    def manage(self, devices: frozenset[Device], bound: Iterable[Cgroup]) -> None:
-        """Give every job a new program."""
-        self._devices = devices
-        each(bound, lambda cgroup: self._put(cgroup, cgroup.grants()))
-
-    def forget(self, cgroup: Cgroup) -> None:
-        """The record went with the mark."""
-
-    def bind(self, cgroup: Cgroup, grants: tuple[Rule, ...], *, made: bool) -> None:
-        """Swap the program; see `Cgroup.record` for the order."""
-        if not made:
-            cgroup.record(common(cgroup.grants(), grants))
-        self._put(cgroup, grants)
-        cgroup.record(normal(grants))
-
-    def _put(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
-        with self._load(cgroup, grants) as (fd, tag):
-            attachment.put(cgroup, fd, lambda info: info.tag == tag)
-
-    @contextlib.contextmanager
-    def _load(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Iterator[tuple[int, bytes]]:
-        try:
-            fd = bpfcall.prog_load(bpf.inline_fence(self._devices, grants), bpf.INLINE_NAME)
-        except OSError as error:
-            raise attachment.refused(cgroup, error) from error
-        try:
-            yield fd, bpfcall.prog_info(fd).tag
-        finally:
-            os.close(fd)
-
-    def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
-        """Compare the tag of what is attached with that of a copy loaded for it."""
-        with self._load(cgroup, grants) as (_, tag):
-            fault = attachment.fault(cgroup, lambda info: info.tag == tag)
-        return Verified("differs", fault) if fault else _OK
 
 
 def take(

@@ -13,7 +13,8 @@ from xce_nodeagent.privileged import fence2
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.fence import Fence
 from xce_nodeagent.privileged.fence1 import Fence1
-from xce_nodeagent.privileged.fence2 import JobFence, SharedFence
+from xce_nodeagent.privileged.fence2 import SharedFence
+from xce_nodeagent.privileged.jobfence import JobFence
 
 BoundCgroups = Callable[[Backend], Iterable[Cgroup]]
 """Opens each bound cgroup of a hierarchy, in turn."""
@@ -78,10 +79,16 @@ class Fences:
             )
         return fence
 
-    def manage(self, devices: frozenset[Device], bound: BoundCgroups) -> None:
-        """Make these the managed devices, in every hierarchy."""
+    def manage(self, devices: frozenset[Device], bound: BoundCgroups, home: Cgroup | None) -> None:
+        """Make these the managed devices, in every hierarchy, and put the home right."""
         for backend, fence in self._open.items():
+            fence.repair_home(home)
             fence.manage(devices, bound(backend))
+
+    def verify_home(self, home: Cgroup | None) -> str:
+        """Compare what all bindings share; give the fault, "" where there is none."""
+        faults = (fence.verify_home(home) for fence in self._open.values())
+        return "; ".join(fault for fault in faults if fault)
 
     def close(self) -> None:
         """Let go of descriptors; what is enforced stays."""

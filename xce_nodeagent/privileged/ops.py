@@ -82,8 +82,10 @@ class Bind(Struct, frozen=True, tag="bind"):
 
     `make`: the cgroup is ours, make it below the home; otherwise it must exist below an allowed
     root. `populated`: processes may be in it already. `mark` is stored as `trusted.xce.binding`
-    on the cgroup; a cgroup that bears another mark is refused as a conflict. `grants` are packed
-    by `pack`: the same sets come again and again, and the binder knows them by their bytes.
+    on the cgroup; a cgroup that bears another mark is refused as a conflict, unless it is `stray`:
+    a mark that no binding has. `deep`: also give what is granted to every sub-cgroup again, where
+    one may lack it (cgroup v1). `grants` are packed by `pack`: the same sets come again and again,
+    and the binder knows them by their bytes.
     """
 
     mark: str
@@ -91,6 +93,8 @@ class Bind(Struct, frozen=True, tag="bind"):
     grants: msgspec.Raw
     make: bool
     populated: bool = False
+    deep: bool = False
+    stray: str = ""
 
 
 def pack(grants: tuple[Rule, ...]) -> msgspec.Raw:
@@ -129,18 +133,46 @@ class Unbound(Struct, frozen=True, tag="unbound"):
 
 
 class Verify(Struct, frozen=True, tag="verify"):
-    """Compare a cgroup with what it should be; changes nothing."""
+    """Compare a cgroup with what it should be; changes nothing. `grants` are packed by `pack`."""
 
     mark: str
     cgroup: CgroupRef
-    grants: tuple[Rule, ...]
+    grants: msgspec.Raw
+
+
+class Mask(Struct, frozen=True):
+    """A device program of another's that judges a job's devices too. `new`: it came later."""
+
+    id: int
+    name: str
+    cgroup: str
+    new: bool
 
 
 class Verified(Struct, frozen=True, tag="verified"):
-    """`state`: ok, gone, differs (with the fault), or unverifiable (cgroup v1 shows no denies)."""
+    """`state`: ok, gone, differs (with the fault), or unverifiable (cgroup v1 shows no denies).
 
-    state: Literal["ok", "gone", "differs", "unverifiable"]
+    `stray`: the cgroup bears another mark, which `fault` then is. `masks` are programs of others:
+    what they refuse the job cannot open, whatever we granted.
+    """
+
+    state: Literal["ok", "gone", "differs", "unverifiable", "stray"]
     fault: str = ""
+    masks: tuple[Mask, ...] = ()
+
+
+class VerifyHome(Struct, frozen=True, tag="verify_home"):
+    """Compare what all bindings share, the anchor and the managed devices; changes nothing.
+
+    `Manage` puts it right.
+    """
+
+
+class HomeVerified(Struct, frozen=True, tag="home_verified"):
+    """The fault, "" where there is none; and the seconds of CPU that this binder has used."""
+
+    fault: str
+    cpu: float
 
 
 class Join(Struct, frozen=True, tag="join"):
@@ -212,8 +244,8 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 SupervisorAnswer = Given | Failed
-BinderRequest = Take | Manage | Bind | Unbind | Verify | Join
-BinderAnswer = Taken | Unbound | Verified | Done | Failed
+BinderRequest = Take | Manage | Bind | Unbind | Verify | VerifyHome | Join
+BinderAnswer = Taken | Unbound | Verified | HomeVerified | Done | Failed
 ProberRequest = Probe
 ProberAnswer = Probed | Failed
 WitnessRequest = Look

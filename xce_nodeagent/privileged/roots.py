@@ -125,7 +125,11 @@ class Roots:
         if self._home is None:
             return None
         try:
-            fd = os.dup(self._root_fd(self._home))
+            held = self._root_fd(self._home)
+            if os.fstat(held).st_ino != os.stat(self._home.path).st_ino:  # it was made anew
+                os.close(self._fds.pop(self._home))
+                held = self._root_fd(self._home)
+            fd = os.dup(held)
         except FileNotFoundError:
             return None
         return Cgroup(self._home, fd, -1, self._home.path)  # the name is absolute
