@@ -173,9 +173,9 @@ def test_readme_names_every_option_of_the_commands():
 
 def test_dev_says_how_it_is_used():
     usage = subprocess.run([ROOT / "dev", "--help"], capture_output=True, text=True, check=True)
-    for command in ("demo", "bench", "lint", "setup", "lock"):
+    for command in ("demo", "bench", "lint", "setup", "soak", "lock"):
         assert re.search(rf"^  {command} ", usage.stdout, re.MULTILINE)
-        for option in ("--help", "-h") if command != "bench" else ():
+        for option in ("--help", "-h") if command not in ("bench", "soak") else ():
             told = subprocess.run(
                 [ROOT / "dev", command, option], capture_output=True, text=True, timeout=30,
                 check=True,

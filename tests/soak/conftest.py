@@ -1,0 +1,34 @@
+"""The soak's short form. Its modules import each other as `soak.NAME`, which is this folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+TOLD = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Any:
+    """Say something in the summary of the run, also when all went well."""
+    return request.config.stash.setdefault(TOLD, []).append
+
+
+@pytest.fixture(scope="session")
+def crew() -> Iterator[Any]:
+    """The processes of the harness, for all tests of the session."""
+    from soak import run  # noqa: PLC0415  # after the path is set
+
+    with run.crew() as made:
+        yield made
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for line in config.stash.get(TOLD, []):
+        terminalreporter.write_line(line)

@@ -1,0 +1,105 @@
+"""The page: memory that the harness shares with every process that it starts, and nothing else.
+
+A process learns from it where it is to die or to stop, and says in it that it does. Prisoners read
+from it what they may open, and write into it what they could. Nothing of this needs a system call,
+so a process under the tightest filter can do it, and its order of steps stays what it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+ROLES = ("agent", "supervisor", "binder", "prober", "witness")
+
+# One slot for each role, in words of 32 bits.
+POINT, HITS, THEN, NUMBER, SIGNAL, FIRED, EPOCH, FIRED_POINT = range(8)
+_SLOT = 16
+
+NOW, CALLS, LINES = range(3)
+"""What comes at the point: the signal, or so many calls of C or lines of Python until then."""
+
+PRISONERS = 64
+DEVICES = 256
+_MASK_WORDS = DEVICES // 32
+# A prisoner's slot: what it may open, what it could open at the last look, and its counts.
+MAY, COULD = 0, _MASK_WORDS
+WANTED, LOOKED, SWEEPS, BREACHES, BREACH = range(2 * _MASK_WORDS, 2 * _MASK_WORDS + 5)
+_PRISONER = 32
+
+_PRISONERS_AT = len(ROLES) * _SLOT
+SIZE = 4 * (_PRISONERS_AT + PRISONERS * _PRISONER)
+
+
+class Page:
+    """The page, mapped from a memfd."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._map = mmap.mmap(descriptor, SIZE)
+        self.words = memoryview(self._map).cast("I")
+
+    @classmethod
+    def make(cls) -> tuple[Page, int]:
+        """Make a new one; give its descriptor, too, for the children."""
+        descriptor = os.memfd_create("xce-soak")
+        os.ftruncate(descriptor, SIZE)
+        return cls(descriptor), descriptor
+
+    # ---- where to die -----------------------------------------------------------------------
+
+    def arm(self, role: str, point: int, *, hits: int, then: int, number: int, signal: int) -> None:
+        """Let the next process of this role that comes to the point be hit there."""
+        at = ROLES.index(role) * _SLOT
+        words = self.words
+        words[at + FIRED] = 0
+        words[at + HITS], words[at + THEN] = hits, then
+        words[at + NUMBER], words[at + SIGNAL] = number, signal
+        words[at + EPOCH] += 1
+        words[at + POINT] = point  # last: from here on it is armed
+
+    def disarm(self, role: str) -> None:
+        at = ROLES.index(role) * _SLOT
+        self.words[at + POINT] = 0
+        self.words[at + EPOCH] += 1
+
+    def fired(self, role: str) -> int:
+        """Give the pid of who was hit; 0 for nobody."""
+        return self.words[ROLES.index(role) * _SLOT + FIRED]
+
+    # ---- prisoners --------------------------------------------------------------------------
+
+    def clear(self, number: int) -> None:
+        at = prisoner(number)
+        for word in range(at, at + _PRISONER):
+            self.words[word] = 0
+
+    def let(self, number: int, mask: int) -> None:
+        at = prisoner(number)
+        for word in range(_MASK_WORDS):
+            self.words[at + MAY + word] = mask >> 32 * word & 0xFFFFFFFF
+
+    def could(self, number: int) -> int:
+        at = prisoner(number) + COULD
+        return sum(self.words[at + word] << 32 * word for word in range(_MASK_WORDS))
+
+    def ask(self, number: int) -> int:
+        """Ask for a look that begins from now on; `looked` says when it is done."""
+        at = prisoner(number)
+        self.words[at + WANTED] += 1
+        return self.words[at + WANTED]
+
+    def looked(self, number: int, asked: int) -> bool:
+        return self.words[prisoner(number) + LOOKED] >= asked
+
+    def count(self, number: int, what: int) -> int:
+        return self.words[prisoner(number) + what]
+
+
+def slot(role: str) -> int:
+    """Give the first word of a role's slot."""
+    return ROLES.index(role) * _SLOT
+
+
+def prisoner(number: int) -> int:
+    """Give the first word of a prisoner's slot."""
+    return _PRISONERS_AT + number * _PRISONER

@@ -1,0 +1,102 @@
+"""Random histories with crashes: no promise breaks, whatever dies. The long form: ./dev soak."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from soak import run
+from soak.node import Tally
+from soak.walk import Walk
+
+pytestmark = [pytest.mark.needs("root", "cgroup2", "bpf"), pytest.mark.timeout(600)]
+
+FIXED = 20_261_130
+SECONDS = 20.0
+STEADY = random.Random(0)  # noqa: S311  # where hypothesis has nothing to say
+
+
+@pytest.mark.parametrize("kind", ["fixed", "random"])
+def test_no_crash_breaks_a_promise(kind, told):
+    seed = FIXED if kind == "fixed" else random.SystemRandom().randrange(1 << 32)
+    told(f"soak: {kind} seed {seed} (again: ./dev soak --seed {seed})")
+    tally = run.histories(seed, run.Limits(seconds=SECONDS))
+    told(
+        f"soak: {kind} seed {seed}: {tally.crashed} crashes in {tally.steps} steps,"
+        f" {tally.checks} comparisons with the kernel, {tally.opens} opens tried by jobs"
+    )
+    assert tally.crashed > 20
+    assert tally.opens > 1000
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape"), [("cgroup2", "systemd"), ("cgroup2", "hand"), ("cgroup1", "systemd")]
+)
+def test_no_history_breaks_a_promise(backend, shape, crew, told):
+    if backend not in crew.cgroups:
+        pytest.skip("no cgroup v1 devices controller is mounted")
+    tally = Tally()
+
+    class History(RuleBasedStateMachine):
+        """A node, and steps of the walk in an order that hypothesis can shorten."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.node = run.Node(
+                crew, tally, backend=backend, shape=shape, profile="dgx-a100-mig", per_job=False
+            )
+            self.node.open()
+            self.walk = Walk(self.node, STEADY)
+
+        def take(self, name: str, chance: random.Random) -> None:
+            self.walk.chance = chance
+            self.walk.step(name)
+
+        @rule(chance=CHANCE)
+        def prepare(self, chance):
+            self.take("prepare", chance)
+
+        @rule(chance=CHANCE)
+        def crowd(self, chance):
+            self.take("crowd", chance)
+
+        @precondition(lambda self: self.walk.model.facts)
+        @rule(
+            chance=CHANCE,
+            name=st.sampled_from(["again", "grow", "shrink", "release", "release", "restart"]),
+        )
+        def go_on(self, name, chance):
+            self.take(name, chance)
+
+        @rule(chance=CHANCE, name=st.sampled_from(["late", "drain", "quiet", "leave", "reboot"]))
+        def happen(self, name, chance):
+            self.take(name, chance)
+
+        def teardown(self) -> None:
+            try:
+                self.walk.chance = STEADY
+                self.walk.finish()
+            finally:
+                self.node.close()
+
+    run_state_machine_as_test(
+        History,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    told(f"soak: {backend}, {shape}: {tally.crashed} crashes in {tally.steps} steps")
+
+
+CHANCE = st.randoms(use_true_random=False)
