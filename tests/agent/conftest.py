@@ -45,6 +45,7 @@ class Running:
     def __init__(self, folder: Path, home: Path, other: Path, devices: Path) -> None:
         self.folder, self.home, self.other, self.devices = folder, home, other, devices
         self.config = folder / "config.toml"
+        self.keys = ""  # more of [agent]
         self.extra = ""
         self.python = [sys.executable]
         self.in_group = False
@@ -66,6 +67,7 @@ class Running:
             f"""[agent]
 cgroup_root = "{self.home}"
 cgroup_allowed_roots = ["{self.other}"]
+{self.keys}
 [access]
 prepare_uids = [12345]
 [simulate]

@@ -165,7 +165,7 @@ def _roles(
         if os.path.exists(nvml.DRIVER):
             # Once it is another user, it may not be able to read the interpreter's own files.
             nvml.load_bindings()
-        return Prober(nvml.probe)
+        return Prober(nvml.probe, patience=config.agent.library_seconds)
 
     def witness(_: Log) -> Work:
         return Witness()

@@ -31,12 +31,12 @@ from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.daemon.upkeep import Heart, Upkeep
-from xce_nodeagent.daemon.vendor import PROBER_SECONDS, Vendor
+from xce_nodeagent.daemon.vendor import LIBRARY_GRACE, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.host.reload import ReloadWatch
-from xce_nodeagent.host.udev import Monitor
+from xce_nodeagent.host.udev import LOST, Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.major import LOCAL_MAJORS
@@ -114,9 +114,8 @@ class Daemon:
             linger=BINDER_LINGER,
         )
         # A library that hung one prober would hang the next: one is enough.
-        self.prober = Helper(
-            "prober", self._supply, ProberAnswer, deadline=PROBER_SECONDS, generations=1
-        )
+        patience = config.agent.library_seconds + LIBRARY_GRACE
+        self.prober = Helper("prober", self._supply, ProberAnswer, deadline=patience, generations=1)
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._vendor = Vendor(self.prober, self._look_again)
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
@@ -188,7 +187,7 @@ class Daemon:
         on_signal = asyncio.get_running_loop().add_signal_handler
         for number in (signal.SIGTERM, signal.SIGINT):
             on_signal(number, self._stop.set)
-        on_signal(signal.SIGHUP, self._look_again)
+        on_signal(signal.SIGHUP, self._look_anew)
         self._heart = Heart(self._notify)
         try:
             lifecycle = await self._start()
@@ -315,9 +314,16 @@ class Daemon:
             return None
 
     def _event(self, monitor: Monitor) -> None:
-        if monitor.drain():
-            self._vendor.changed()
+        if events := monitor.drain():
+            if LOST in events:
+                log.warning("events of the hardware were lost: all of it is looked at again")
+            self._vendor.tell(events)
             self._rescan_in(SETTLE_SECONDS)
+
+    def _look_anew(self) -> None:
+        """Somebody asks for it: they may have repaired what hung."""
+        self._vendor.changed()
+        self._look_again()
 
     def _look_again(self) -> None:
         self._rescan_in(0)

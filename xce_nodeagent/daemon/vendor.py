@@ -1,68 +1,118 @@
 """What vendors' libraries say of their cards, asked of the prober: never waited for for long.
 
 NVML takes seconds on a host without the persistence daemon, and may hang for ever. So a scan waits
-a little, goes on with what was said last, and is repeated when the answer comes. A device that
-hung a prober is not asked again until something changes.
+a little, goes on with what was said last, and is repeated when the answer comes. A device, or a
+call, that hung a prober is not asked again until something changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
-from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.errors import AgentError
+from xce_nodeagent.host.udev import Event
 from xce_nodeagent.privileged.ops import Probe
 
 log = logging.getLogger(__name__)
 
 Answer = tuple[str, str, dict[str, Any]]
 
-PROBER_SECONDS = 65.0
-"""Longer than a prober gives its library (privileged/prober.py), so that it can say which hung."""
+LIBRARY_GRACE = 5.0
+"""Seconds that a prober has beyond those of its library, so that it can say which call hung."""
 
 PATIENCE = 3.0
 """Seconds that a scan waits for the library."""
 
+RETRY, RETRY_MOST = 10.0, 600.0
+"""Seconds until it is asked again when there was no prober, or it was lost; twice as long each
+time, up to the second."""
+
+SUBSYSTEMS = frozenset({"", "pci", "drm", "nvidia", "accel", "kfd"})
+"""Where a change can be one of a card; "" is one that was missed. Links of the network come and go
+with each container, and are no reason to ask what hangs again."""
+
+
+class Prober(Protocol):
+    """The agent's end of the prober; `binding/helper.py` is one."""
+
+    async def call(self, request: Any) -> Any:
+        """Ask, and give the answer; raise the pinned error of a failure."""
+        ...
+
 
 class Vendor:
-    """One vendor's library. `answered` is called when an answer comes after the patience."""
+    """One vendor's library. `answered` is called when a scan is due because of what it said."""
 
-    def __init__(self, prober: Helper, answered: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        prober: Prober,
+        answered: Callable[[], None],
+        *,
+        patience: float = PATIENCE,
+        retry: float = RETRY,
+    ) -> None:
         self.last: Answer = ("not_yet", "the library has not answered yet", {})
         self._prober = prober
         self._answered = answered
+        self._patience = patience
+        self._retry = self._pause = retry
         self._hung: set[str] = set()
         self._asking: asyncio.Task[None] | None = None
-        self._late = False
+        self._again: asyncio.TimerHandle | None = None
+        self._late = False  # somebody went on without the answer
+        self._fresh = False  # the answer that nobody waited for has not been used yet
+        self._outdated = False  # something changed since the question
 
     async def ask(self) -> Answer:
-        """Ask anew, unless an earlier question is still open; give what is known by then."""
+        """Ask anew, unless an earlier question is still open; give what is known by then.
+
+        An answer that came too late for the one who asked is given once without a new question:
+        else a slow library would be asked for ever, each time because it had answered.
+        """
+        if self._fresh:
+            self._fresh = False
+            return self.last
         if self._asking is None:
             self._asking = asyncio.ensure_future(self._ask())
-        done, _ = await asyncio.wait({self._asking}, timeout=PATIENCE)
+        done, _ = await asyncio.wait({self._asking}, timeout=self._patience)
         if not done:
             self._late = True
         return self.last
 
+    def tell(self, events: Iterable[Event]) -> None:
+        """Take in what changed on the host."""
+        if any(event.subsystem in SUBSYSTEMS for event in events):
+            self.changed()
+
     def changed(self) -> None:
         """Something changed on the host: what hung may answer now."""
         self._hung.clear()
+        self._fresh = False
+        self._pause = self._retry
+        self._outdated = self._asking is not None
 
     def close(self) -> None:
         """Ask no more."""
         if self._asking is not None:
             self._asking.cancel()
+        if self._again is not None:
+            self._again.cancel()
 
     async def _ask(self) -> None:
         try:
             self.last = await self._answer()
         finally:
             self._asking = None
-        if self._late:
-            self._late = False
+        late, self._late = self._late, False
+        if self._outdated:
+            self._outdated = False
+            self._hung.clear()
+            self._answered()
+        elif late:
+            self._fresh = True
             self._answered()
 
     async def _answer(self) -> Answer:
@@ -70,9 +120,18 @@ class Vendor:
             try:
                 answer = await self._prober.call(Probe("nvidia", tuple(sorted(self._hung))))
             except AgentError as error:
+                self._ask_later()
                 return "error", f"the prober does not answer: {error.message}", {}
+            self._pause = self._retry
             hung = answer.facts.get("hung", "")
             if not hung or hung in self._hung:
                 return answer.state, answer.reason, answer.facts
             log.warning("%s hung a prober: it is left alone until something changes", hung)
             self._hung.add(hung)
+
+    def _ask_later(self) -> None:
+        """Nobody knows over what the prober was lost, and no event tells when there is one."""
+        if self._again is not None:
+            self._again.cancel()
+        self._again = asyncio.get_running_loop().call_later(self._pause, self._answered)
+        self._pause = min(2 * self._pause, RETRY_MOST)

@@ -7,6 +7,7 @@ not know the driver's README (/proc/driver/nvidia).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 from collections.abc import Callable, Collection
@@ -16,6 +17,7 @@ DRIVER = "/proc/driver/nvidia"
 """There when the kernel's driver is loaded."""
 
 LIBRARY = "libnvidia-ml.so.1"
+LEFT_ALONE = "hung a prober, and is not asked again until something changes"
 Answer = tuple[str, str, dict[str, Any]]
 
 
@@ -27,56 +29,83 @@ def load_bindings() -> None:
 def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = None) -> Answer:
     """Ask the library about all devices: (state, reason, facts), as `Probed` has them.
 
-    `skip` are PCI addresses that are not to be asked for more than their address; `started` is
-    told each address before the device is asked, so that somebody knows where a probe hangs.
+    `started` is told what is asked next, so that somebody knows where a probe hangs: a call that is
+    about no device by its name, a device by its place in NVML's order as long as only that is
+    known, then by its PCI address. What `skip` names in these words is not asked: it hung before.
 
     `facts` has `driver_version` and `devices`; of a device `nvml_index pci_address uuid name minor
     memory_bytes compute_capability serial mig_mode`, `missing` (attribute: reason) for what it did
     not answer, `lost` (a reason) where it cannot be talked to, `skipped`, and `mig`, its slices:
     `uuid name memory_bytes gpu_instance compute_instance missing`.
     """
+
+    def begin(what: str) -> None:
+        if what in skip:
+            raise _LeftAloneError(f"{what} {LEFT_ALONE}")
+        if started is not None:
+            started(what)
+
     try:
+        begin(LIBRARY)
         # Without the library pynvml need not be imported: that takes longer than the rest.
         ctypes.CDLL(LIBRARY)
+    except _LeftAloneError as error:
+        return "error", str(error), {}
     except OSError as error:
         return "none", f"no NVIDIA driver library: {error}", {}
     import pynvml  # noqa: PLC0415  # see above
 
     try:
+        begin("nvmlInit")
         pynvml.nvmlInit()
+    except _LeftAloneError as error:
+        return "error", str(error), {}
     except pynvml.NVMLError as error:
         reason = f"NVML does not start: {error}"
         later = (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNINITIALIZED)
         return "not_yet" if error.value in later else "error", reason, {}
     try:
-        return "found", "", _facts(pynvml, frozenset(skip), started)
+        return "found", "", _facts(pynvml, begin)
+    except _LeftAloneError as error:
+        return "error", str(error), {}
     except pynvml.NVMLError as error:
         return "error", f"NVML fails: {error}", {}
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(_LeftAloneError):
+            begin("nvmlShutdown")
+            pynvml.nvmlShutdown()
 
 
-def _facts(
-    nvml: Any, skip: Collection[str], started: Callable[[str], None] | None
-) -> dict[str, Any]:
+def _facts(nvml: Any, begin: Callable[[str], None]) -> dict[str, Any]:
     facts: dict[str, Any] = {"devices": []}
-    _ask(nvml, facts, "driver_version", nvml.nvmlSystemGetDriverVersion)
+    try:
+        begin("nvmlSystemGetDriverVersion")
+        _ask(nvml, facts, "driver_version", nvml.nvmlSystemGetDriverVersion)
+    except _LeftAloneError as error:
+        facts["missing"] = {"driver_version": str(error)}
+    begin("nvmlDeviceGetCount")
     for index in range(nvml.nvmlDeviceGetCount()):
+        device: dict[str, Any] = {"nvml_index": index}
+        facts["devices"].append(device)
         try:
+            begin(f"NVML device {index}")
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             address = pci_address(str(nvml.nvmlDeviceGetPciInfo(handle).busId))
-        except nvml.NVMLError as error:
-            facts["devices"].append({"nvml_index": index, "lost": str(error)})
+        except (nvml.NVMLError, _LeftAloneError) as error:
+            device["lost"] = str(error)
             continue
-        device: dict[str, Any] = {"nvml_index": index, "pci_address": address}
-        facts["devices"].append(device)
-        if address in skip:
+        device["pci_address"] = address
+        try:
+            begin(address)
+        except _LeftAloneError:
             device["skipped"] = True
             continue
-        if started is not None:
-            started(address)
         _device(nvml, handle, device)
     return facts
+
+
+class _LeftAloneError(Exception):
+    """What would be asked next hung before; never seen outside."""
 
 
 def _device(nvml: Any, handle: Any, device: dict[str, Any]) -> None:

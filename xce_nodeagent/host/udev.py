@@ -7,6 +7,7 @@ process gives up that right. Where libudev is missing, the module can be importe
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,16 @@ class Event(Struct, frozen=True):
     name: str
 
 
+BUFFER = 1 << 20
+"""Bytes of events that the kernel keeps for us, if it lets us have so many: some thousands."""
+
+AT_ONCE = 256
+"""Events that are taken before everything else gets its turn."""
+
+LOST = Event("lost", "", "")
+"""In the place of events that the kernel had no room for: anything may have changed."""
+
+
 class Monitor:
     """A socket that becomes readable when something changes: `fileno` is for an event loop.
 
@@ -47,14 +58,28 @@ class Monitor:
         for subsystem in subsystems:
             self._monitor.filter_by(subsystem)
         self._monitor.start()
+        self._socket = socket.socket(fileno=os.dup(self._monitor.fileno()))
+        # libudev takes 128 MiB where it may. What does not fit costs one look at everything; to
+        # read so many costs half a minute of this thread, which serves the jobs.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
 
     def fileno(self) -> int:
         """Give the descriptor to wait for."""
         return int(self._monitor.fileno())
 
     def drain(self) -> tuple[Event, ...]:
-        """Take all events that are there, without waiting."""
+        """Take events that are there, without waiting; LOST stands for those that are not.
+
+        The socket stays readable where there are more than some.
+        """
         events: list[Event] = []
-        while (device := self._monitor.poll(timeout=0)) is not None:
-            events.append(Event(device.action or "", device.subsystem or "", str(device.sys_name)))
+        try:
+            while len(events) < AT_ONCE and (device := self._monitor.poll(timeout=0)) is not None:
+                subsystem = device.subsystem or ""
+                events.append(Event(device.action or "", subsystem, str(device.sys_name)))
+        except OSError:
+            # ENOBUFS (netlink(7)), but pyudev looks at poll(2) first and says nothing but that it
+            # failed. It does so until the error is taken, and the socket is readable all the while.
+            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            events.append(LOST)
         return tuple(events)

@@ -25,6 +25,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     cgroup_allowed_roots: tuple[str, ...] = ()
     enforcement: EnforcementPolicy = "required"
     attempt_memory_seconds: int = 86_400
+    library_seconds: int = 60
     node: str = ""
 
 
@@ -127,6 +128,12 @@ def _seconds(value: Any) -> int:
     return value
 
 
+def _patience(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= 3600:
+        raise _Fault("expected a number of seconds, 1 to 3600")
+    return value
+
+
 def _port_range(value: Any) -> tuple[int, int]:
     if not isinstance(value, str) or not (m := re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)):
         raise _Fault("expected FIRST-LAST, such as '20000-20999'")
@@ -163,6 +170,7 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, Check]]] = {
             "cgroup_allowed_roots": _roots,
             "enforcement": _one_of(EnforcementPolicy),
             "attempt_memory_seconds": _seconds,
+            "library_seconds": _patience,
             "node": _text,
         },
     ),

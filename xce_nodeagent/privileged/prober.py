@@ -27,9 +27,6 @@ Answer = tuple[str, str, dict[str, Any]]
 Probe = Callable[[tuple[str, ...], Callable[[str], None]], Answer]
 """Asks the library: what to skip, and whom to tell each device before it is asked."""
 
-PATIENCE = 60.0
-"""Seconds that a library may take. Eight GPUs without the persistence daemon take many."""
-
 FUSE_AFTER = 2.0
 """Seconds after that until the timer kills."""
 
@@ -40,11 +37,11 @@ _SIGEV_SIGNAL = 0
 class Prober:
     """Answers `Probe` by what `probe` says.
 
-    One that did not come back in time is answered as an error whose facts name the device that it
-    hangs at: `{"hung": ADDRESS}`.
+    One that did not come back within `patience` (seconds) is answered as an error whose facts name
+    the device or the call that it hangs at, in the library's door's words: `{"hung": ADDRESS}`.
     """
 
-    def __init__(self, probe: Probe, *, patience: float = PATIENCE) -> None:
+    def __init__(self, probe: Probe, *, patience: float) -> None:
         self._probe = probe
         self._patience = patience
         self._fuse = Fuse()

@@ -169,7 +169,7 @@ def _lost(device: Mapping[str, Any]) -> str:
     if device.get("lost"):
         return str(device["lost"])
     if device.get("skipped"):
-        return "it hung a prober, and is not asked again until something changes"
+        return f"it {nvml.LEFT_ALONE}"
     if why := device.get("missing", {}).get("mig"):
         return f"its slices are not known: {why}"
     return ""

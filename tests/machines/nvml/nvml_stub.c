@@ -9,7 +9,8 @@
  *
  * A `mig` line belongs to the `gpu` line above it. `_` in a name stands for a space. A key that is
  * absent is answered with NVML_ERROR_NOT_SUPPORTED. `hang=KEY` blocks for ever in the call for that
- * key, `lost=1` answers every call but the PCI one with NVML_ERROR_GPU_IS_LOST, and `gap` lines
+ * key, `hang=FUNCTION` in that function when it is about this device, and a line `hang FUNCTION` in
+ * that function whatever it is about; `slow SECONDS` is how long nvmlInit takes. `lost=1` answers every call but the PCI one with NVML_ERROR_GPU_IS_LOST, and `gap` lines
  * between `mig` lines are indexes that no slice has.
  */
 #include <stdio.h>
@@ -35,7 +36,19 @@ struct memory { unsigned long long total, free, used; };
 
 static struct device devices[256];
 static int count, started, init_result;
-static char driver[80];
+static char driver[80], hangs[80];
+static unsigned slow;
+
+/* Block for ever in a function that is to hang, for this device or for every one. */
+static void stuck(const struct device *device, const char *function)
+{
+	char wanted[100];
+
+	snprintf(wanted, sizeof wanted, " hang=%s ", function);
+	if (!strcmp(hangs, function) || (device && strstr(device->line, wanted)))
+		for (;;)
+			pause();
+}
 
 static int load(void)
 {
@@ -44,8 +57,8 @@ static int load(void)
 	char line[1024];
 	int card = -1;
 
-	count = init_result = 0;
-	driver[0] = 0;
+	count = init_result = slow = 0;
+	driver[0] = hangs[0] = 0;
 	if (!file)
 		return DRIVER_NOT_LOADED;
 	while (fgets(line, sizeof line, file)) {
@@ -54,6 +67,10 @@ static int load(void)
 			snprintf(driver, sizeof driver, "%.79s", line + 7);
 		} else if (!strncmp(line, "init ", 5)) {
 			init_result = atoi(line + 5);
+		} else if (!strncmp(line, "hang ", 5)) {
+			snprintf(hangs, sizeof hangs, "%.79s", line + 5);
+		} else if (!strncmp(line, "slow ", 5)) {
+			slow = (unsigned)atoi(line + 5);
 		} else if (count < 256 && (!strncmp(line, "gpu", 3) || !strncmp(line, "mig", 3) ||
 					   !strncmp(line, "gap", 3))) {
 			struct device *device = &devices[count];
@@ -114,12 +131,31 @@ static int number(struct device *device, const char *key, unsigned *out)
 	return result;
 }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; int r = load(); started = !r; return r; }
+int nvmlInitWithFlags(unsigned flags)
+{
+	int result = load();
+
+	(void)flags;
+	stuck(NULL, __func__);
+	sleep(slow);
+	started = !result;
+	return result;
+}
+
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) { if (!started) return UNINITIALIZED; started = 0; return SUCCESS; }
+
+int nvmlShutdown(void)
+{
+	stuck(NULL, __func__);
+	if (!started)
+		return UNINITIALIZED;
+	started = 0;
+	return SUCCESS;
+}
 
 const char *nvmlErrorString(int code)
 {
+	stuck(NULL, __func__);
 	switch (code) {
 	case UNINITIALIZED: return "Uninitialized";
 	case NOT_SUPPORTED: return "Not Supported";
@@ -132,6 +168,7 @@ const char *nvmlErrorString(int code)
 
 int nvmlSystemGetDriverVersion(char *out, unsigned size)
 {
+	stuck(NULL, __func__);
 	if (!driver[0])
 		return NOT_SUPPORTED;
 	snprintf(out, size, "%s", driver);
@@ -142,6 +179,7 @@ int nvmlDeviceGetCount_v2(unsigned *out)
 {
 	int i;
 
+	stuck(NULL, __func__);
 	if (!started)
 		return UNINITIALIZED;
 	for (*out = 0, i = 0; i < count; i++)
@@ -155,6 +193,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
 
 	for (i = 0; i < count; i++)
 		if (devices[i].slice == -1 && index-- == 0) {
+			stuck(&devices[i], __func__);
 			*out = &devices[i];
 			return SUCCESS;
 		}
@@ -163,21 +202,52 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
 
 int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *out)
 {
+	stuck(device, __func__);
 	memset(out, 0, sizeof *out);
 	return get(device, "bus", out->bus_id, sizeof out->bus_id);
 }
 
-int nvmlDeviceGetUUID(struct device *d, char *out, unsigned size) { return text(d, "uuid", out, size); }
-int nvmlDeviceGetName(struct device *d, char *out, unsigned size) { return text(d, "name", out, size); }
-int nvmlDeviceGetSerial(struct device *d, char *out, unsigned size) { return text(d, "serial", out, size); }
-int nvmlDeviceGetMinorNumber(struct device *d, unsigned *out) { return number(d, "minor", out); }
-int nvmlDeviceGetGpuInstanceId(struct device *d, unsigned *out) { return number(d, "gi", out); }
-int nvmlDeviceGetComputeInstanceId(struct device *d, unsigned *out) { return number(d, "ci", out); }
+
+int nvmlDeviceGetUUID(struct device *d, char *out, unsigned size)
+{
+	stuck(d, __func__);
+	return text(d, "uuid", out, size);
+}
+
+int nvmlDeviceGetName(struct device *d, char *out, unsigned size)
+{
+	stuck(d, __func__);
+	return text(d, "name", out, size);
+}
+
+int nvmlDeviceGetSerial(struct device *d, char *out, unsigned size)
+{
+	stuck(d, __func__);
+	return text(d, "serial", out, size);
+}
+
+int nvmlDeviceGetMinorNumber(struct device *d, unsigned *out)
+{
+	stuck(d, __func__);
+	return number(d, "minor", out);
+}
+
+int nvmlDeviceGetGpuInstanceId(struct device *d, unsigned *out)
+{
+	stuck(d, __func__);
+	return number(d, "gi", out);
+}
+
+int nvmlDeviceGetComputeInstanceId(struct device *d, unsigned *out)
+{
+	stuck(d, __func__);
+	return number(d, "ci", out);
+}
 
 int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *out)
 {
 	char value[40];
-	int result = get(device, "memory", value, sizeof value);
+	int result = (stuck(device, __func__), get(device, "memory", value, sizeof value));
 
 	memset(out, 0, sizeof *out);
 	if (result == SUCCESS)
@@ -188,7 +258,7 @@ int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *out)
 int nvmlDeviceGetCudaComputeCapability(struct device *device, int *major, int *minor)
 {
 	char value[40];
-	int result = get(device, "cc", value, sizeof value);
+	int result = (stuck(device, __func__), get(device, "cc", value, sizeof value));
 
 	if (result == SUCCESS && sscanf(value, "%d.%d", major, minor) != 2)
 		return INVALID;
@@ -197,7 +267,7 @@ int nvmlDeviceGetCudaComputeCapability(struct device *device, int *major, int *m
 
 int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending)
 {
-	int result = number(device, "mig", current);
+	int result = (stuck(device, __func__), number(device, "mig", current));
 
 	*pending = *current;
 	return result;
@@ -207,6 +277,7 @@ int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *out)
 {
 	int place = (int)(device - devices), i;
 
+	stuck(device, __func__);
 	for (*out = 0, i = 0; i < count; i++)
 		*out += devices[i].slice == place;
 	return SUCCESS;
@@ -220,6 +291,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, s
 		if (devices[i].slice == place && index-- == 0) {
 			if (!strstr(devices[i].line, " uuid=") && !strstr(devices[i].line, " gi="))
 				return NOT_FOUND; /* a gap */
+			stuck(&devices[i], __func__);
 			*out = &devices[i];
 			return SUCCESS;
 		}

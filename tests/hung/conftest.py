@@ -1,0 +1,173 @@
+"""A real agent whose parts hang, and what is needed to see it from outside."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+PATIENCE = 10.0
+
+
+def _beside(name: str) -> ModuleType:
+    """Load a module of another folder of tests: they are no packages."""
+    path = TESTS / name
+    spec = importlib.util.spec_from_file_location(f"xce_hung_{path.parent.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_agents = _beside("agent/conftest.py")
+in_job = _agents.in_job
+
+
+@pytest.fixture(scope="session")
+def refused() -> type[Exception]:
+    """The exception that `call` of these agents raises."""
+    refused: type[Exception] = _agents.Refused
+    return refused
+
+
+@pytest.fixture
+def agent(cgroup2_mount: Path) -> Iterator[Any]:
+    """An agent that serves, for one test, with its jobs in cgroup v2."""
+    with _agents.serving(cgroup2_mount) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVIDIA's library, compiled."""
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    source = TESTS / "machines/nvml/nvml_stub.c"
+    subprocess.run(["cc", "-std=gnu11", "-shared", "-fPIC", "-o", path, source], check=True)
+    return path
+
+
+class Cards:
+    """What the library says: `say` writes it, and `anew` has the agent ask anew."""
+
+    def __init__(self, agent: Any, library: Path) -> None:
+        self.agent = agent
+        own = agent.folder / "lib"
+        own.mkdir()
+        (own / library.name).write_bytes(library.read_bytes())
+        self._data = own / "data"
+        self.say("driver 1\n")
+        for path in (own, *own.iterdir()):
+            path.chmod(0o755)
+        agent.env |= {"LD_LIBRARY_PATH": str(own), "XCE_NVML_DATA": str(self._data)}
+
+    def say(self, text: str) -> None:
+        new = self._data.with_name("new")
+        new.write_text(text, "ascii")
+        new.chmod(0o644)
+        new.rename(self._data)  # a prober may be reading
+
+    def anew(self) -> None:
+        self.agent.process.send_signal(1)  # SIGHUP
+
+    def seen(self) -> dict[str, Any]:
+        """The instances of the library's provider, by their ids."""
+        found = self.agent.call("GetInventory")["instances"]
+        return {one["id"]: one for one in found if one["provider"] == "nvidia"}
+
+    def problem(self) -> str:
+        """What the inventory says is wrong with the library."""
+        problems = self.agent.call("GetInventory")["problems"]
+        return next((p["reason"] for p in problems if p["provider"] == "nvidia"), "")
+
+
+@pytest.fixture(scope="session")
+def cards(library: Path) -> Callable[[Any], Cards]:
+    """Give an agent, which is to be started again, a library of its own."""
+    return lambda agent: Cards(agent, library)
+
+
+@pytest.fixture(scope="session")
+def serving() -> Any:
+    """The context of an agent, for those who need one for longer than a test."""
+    return _agents.serving
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., Any]:
+    """Wait for something that will be so; fail when it is not."""
+
+    def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+        end = time.monotonic() + seconds
+        while not (result := condition()):
+            if time.monotonic() > end:
+                pytest.fail(f"not within {seconds:g} s: {what}")
+            time.sleep(0.02)
+        return result
+
+    return wait
+
+
+class Family:
+    """The processes of an agent: its supervisor, and the helpers that it has now."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    @staticmethod
+    def _children(pid: int) -> list[int]:
+        path = Path(f"/proc/{pid}/task/{pid}/children")
+        try:
+            return [int(child) for child in path.read_text("ascii").split()]
+        except OSError:
+            return []
+
+    @property
+    def supervisor(self) -> int:
+        (pid,) = self._children(self.agent.process.pid)
+        return pid
+
+    def helpers(self, role: str) -> list[int]:
+        """Give the pids of the helpers of a role, the live one and its spare, oldest first."""
+        found = []
+        for pid in self._children(self.supervisor):
+            try:
+                name = Path(f"/proc/{pid}/comm").read_text("ascii").strip()
+            except OSError:
+                continue
+            if name == f"xce-{role}":
+                found.append(pid)
+        return found
+
+    def live(self, role: str) -> int:
+        """Give the helper that serves: the one that is older than its spare."""
+        return min(self.helpers(role), key=_born)
+
+
+def _born(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[19])
+
+
+@pytest.fixture(scope="session")
+def family() -> type[Family]:
+    """The processes of an agent."""
+    return Family
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Callable[[int], float]:
+    """Give the seconds of a processor that a process used so far."""
+
+    def used(pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    return used
