@@ -1,6 +1,6 @@
 """A supervisor with helpers for the tests: the real processes, and work that fails on demand.
 
-stage.py LOCK JOURNAL (--fd N | --socket PATH) [--plain] [--broken ROLE]
+stage.py LOCK JOURNAL (--fd N | --socket PATH) [--plain] [--broken ROLE [--late]]
 
 The binder's requests are those of the closed table; what it does is told by the mark of a Verify.
 """
@@ -8,6 +8,7 @@ The binder's requests are those of the closed table; what it does is told by the
 import argparse
 import ctypes
 import os
+import select
 import signal
 import sys
 
@@ -18,6 +19,7 @@ from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.credential import Identity
 from xce_nodeagent.privileged.door import Inherited, Listening
 from xce_nodeagent.privileged.notify import Notify
+from xce_nodeagent.privileged.nursery import Nursery
 from xce_nodeagent.privileged.prober import Prober
 from xce_nodeagent.privileged.role import Role
 from xce_nodeagent.privileged.serve import log_to_stderr
@@ -109,6 +111,19 @@ def probe(skip, started):
     return "found", "", {"uid": os.getuid(), "groups": os.getgroups()}
 
 
+def late(broken):
+    """Let a fork of the broken role be over before the supervisor looks at what it forked."""
+    fork = Nursery.fork
+
+    def forked(nursery, role, now):
+        child = fork(nursery, role, now)
+        if role == broken:
+            select.select([child.pidfd], [], [], 10)
+        return child
+
+    Nursery.fork = forked
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("lock")
@@ -118,6 +133,7 @@ def main():
     parser.add_argument("--agent-uid", type=int, default=os.getuid())
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--broken", default="")
+    parser.add_argument("--late", action="store_true")
     parser.add_argument("--grace", type=float, default=5.0)
     options = parser.parse_args()
     if options.plain:
@@ -125,6 +141,8 @@ def main():
         os.setresgid(PLAIN, PLAIN, PLAIN)
         os.setresuid(PLAIN, PLAIN, PLAIN)
     root = os.geteuid() == 0
+    if options.late:
+        late(options.broken)
 
     def actor():
         return Actor(options.lock, Journal(options.journal))

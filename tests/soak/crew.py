@@ -95,7 +95,7 @@ class Crew:
         self.folder.mkdir(0o755)
         self.page, descriptor = Page.make()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tests = Path(__file__).parents[1]
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("XCE_")}
         with theirs, self.log.open("ab") as log:
             self._zygote = subprocess.Popen(
@@ -104,7 +104,7 @@ class Crew:
                     str(self.cgroups["cgroup2"]),
                 ],
                 pass_fds=(theirs.fileno(), descriptor), stdout=log, stderr=log,
-                env=environment | {"PYTHONPATH": str(tests)}, start_new_session=True,
+                env=environment | {"PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
             )  # fmt: skip
         os.close(descriptor)
         (self.own / "cgroup.procs").write_text(str(self._zygote.pid), "ascii")

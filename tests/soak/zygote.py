@@ -215,6 +215,8 @@ def _own_supervisor(
             status = helpers.main(
                 ["--fd", str(theirs.detach()), "--folder", folder, "--simulate", order["simulate"]]
             )
+        except BaseException:  # noqa: BLE001  # as at the end of a program
+            os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
     theirs.close()

@@ -122,8 +122,8 @@ class Supervisor:
             self._alive()
         while not (self._closing and not len(self._nursery)):
             for key, _ in self._selector.select(self._until_next_timer()):
-                # An earlier event of the same round may have closed this one.
-                if key.fd in self._selector.get_map():
+                # An earlier event of the round may have closed it and given its number away.
+                if self._selector.get_map().get(key.fd) is key:
                     key.data()
             self._run_timers()
         self._release()
