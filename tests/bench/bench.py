@@ -22,6 +22,7 @@ from typing import Any
 
 import figures as fig
 import processes
+import verifying
 from client import Client, Samples, Shape, Target, many_clients, names, one_client
 from figures import Figure
 from rich.console import Console
@@ -50,10 +51,11 @@ class Sizes:
     processes: int
     varlink: int
     idle_seconds: float
+    verifications: int
 
 
-USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30)
-QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1)
+USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20)
+QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def measure(bench: Bench, place: Place) -> None:
                 " run it as root"
             )
             return
-        if not bench.wanted("prepare", "release", "eight", "growth"):
+        if not bench.wanted("prepare", "release", "eight", "growth", "verify"):
             return
         product = Target("one", str(one.socket), 0)
         if bench.wanted("growth_2gib"):
@@ -232,7 +234,7 @@ def measure(bench: Bench, place: Place) -> None:
                 if mib < 2000:
                     raise RuntimeError(f"its processes have {mib:.0f} MiB at most: no ballast")
                 bench.memory_growth(product, Target("big", str(big.socket), 0), mib, whole)
-        if not bench.wanted("prepare", "release", "eight", "growth_1000b"):
+        if not bench.wanted("prepare", "release", "eight", "growth_1000b", "verify"):
             return
         crowded = stack.enter_context(agent(place, "many", profile=PROFILE, ports=(21000, 21999)))
         floor_one = stack.enter_context(floor(place, "one", replies))
@@ -241,7 +243,23 @@ def measure(bench: Bench, place: Place) -> None:
         with bench.stage(f"{LIVE} live bindings"):
             for side in (many, floor_many):
                 side.fill(LIVE - 1)
+        verify(bench, crowded, place.cgroup / "agent-many")
+        if not bench.wanted("prepare", "release", "eight", "growth_1000b"):
+            return
         bench.latencies(Sides(product, floor_one, many, floor_many), whole, parts)
+
+
+def verify(bench: Bench, crowded: Agent, home: Path) -> None:
+    """Measure one verification of as many bindings as the names of the figures say."""
+    if not bench.wanted("verify"):
+        return
+    jobs = names("verify")
+    with Client(str(crowded.socket)) as client:
+        last = next(jobs)
+        client.call(Shape().prepare(last))  # the last of a thousand
+        with bench.stage("a verification of all bindings", bench.sizes.verifications):
+            bench.figures += verifying.figures(crowded, home, bench.sizes.verifications)
+        client.call(Shape.release(last))
 
 
 def alone(bench: Bench, one: Agent) -> None:
