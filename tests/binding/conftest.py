@@ -225,7 +225,7 @@ class Node:
 
     def crash(self) -> None:
         """End without a word: what was not committed is lost."""
-        self.ledger._db.close()
+        self.ledger._store.db.close()
 
     def reboot(self) -> None:
         """Come up again, at the first second of another boot."""

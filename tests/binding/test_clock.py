@@ -131,7 +131,7 @@ def test_a_database_without_the_column_is_read_and_its_attempts_stay_dead(node):
     prepare(node)
 
 
-def test_an_agent_that_does_not_know_the_column_can_go_on_with_the_database(node):
+def test_an_event_that_does_not_have_the_column_is_read(node):
     over(node)
     prepare(node, "2")
     node.crash()
@@ -140,7 +140,6 @@ def test_an_agent_that_does_not_know_the_column_can_go_on_with_the_database(node
             "INSERT INTO events (time, boot, crc, body)"
             " SELECT time, boot, crc, body FROM events ORDER BY seq LIMIT 1"
         )
-        assert db.execute("SELECT value FROM meta WHERE key='version'").fetchone() == ("1",)
     db.close()
     node.open()
     assert sorted(b.job for b in node.ledger.book) == ["1", "2"]

@@ -50,6 +50,10 @@ EVENTS = {
     b.Released: b.Released(job="1", attempt="a"),
     b.Cleaned: b.Cleaned(job="1", attempt="a"),
     b.Lost: b.Lost(job="1", attempt="a", reason="lost-reboot"),
+    b.Ended: b.Ended(job="1", attempt="a"),
+    b.Adopted: b.Adopted(
+        job="1", attempt="a", binding=structs.replace(b.follow(None, COMMITTED, 1.0), state="bound")
+    ),
 }
 
 

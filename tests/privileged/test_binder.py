@@ -156,14 +156,14 @@ def test_bind_marks_the_cgroup_and_can_be_repeated(world, nodes):
     for _ in range(3):
         world.bind(world.job("job-12[3]"), mark="12[3]\t1")
     path = world.job("job-12[3]").path
-    assert os.getxattr(path, "trusted.xce.binding") == b"12[3]\t1"
+    assert os.getxattr(path, "trusted.xce.binding") == b"12[3]\t1\n bound\n"
 
 
 def test_made_cgroup_of_another_mark_is_a_conflict(world, nodes):
     world.start(*nodes)
     world.bind(world.job(), mark="one")
     assert world.refusal(Bind("two", world.job(), pack(()), make=True)) == "conflict"
-    assert os.getxattr(world.job().path, "trusted.xce.binding") == b"one"
+    assert os.getxattr(world.job().path, "trusted.xce.binding") == b"one\n bound\n"
 
 
 def test_crash_between_making_and_marking_is_made_good(world, nodes):
@@ -230,7 +230,7 @@ def test_left_cgroup_keeps_its_mark_until_it_is_empty(world, nodes, prisoner):
     prisoner.join(named.path)
     left = world.unbind(named, remove=False)
     assert left == Unbound(gone=False, pids=(prisoner.pid,), populated=True)
-    assert os.getxattr(named.path, "trusted.xce.binding") == b"mark"
+    assert os.getxattr(named.path, "trusted.xce.binding") == b"mark\n released\n"
     prisoner.join(str(world.base))
     assert world.unbind(named, remove=False) == Unbound(gone=False)
     assert not os.listxattr(named.path)
@@ -332,6 +332,13 @@ def test_binder_killed_anywhere_never_opens_what_was_not_given(world, nodes, pri
                 world.ask(Manage(tuple(nodes)))
             case "revoke":
                 world.unbind(world.job())
+                assert not any(prisoner.may(path, one, 4) for one, path in nodes.items())
+                refused = Bind("mark", world.job(), pack(grants), make=True)
+                assert world.refusal(refused) == "conflict"
+                prisoner.join(str(world.base))
+                assert world.unbind(world.job()).gone
+                world.bind(world.job())
+                prisoner.join(world.job().path)
                 world.given = ()
         given = getattr(world, "given", ())
         for device, path in nodes.items():

@@ -12,6 +12,7 @@ import pytest
 from xce_nodeagent.model.rule import READ_WRITE, Device, Rule
 from xce_nodeagent.privileged import cgroup as directory
 from xce_nodeagent.privileged.cgroup import Cgroup
+from xce_nodeagent.privileged.label import Label
 from xce_nodeagent.privileged.ops import Unbound
 
 
@@ -156,10 +157,10 @@ def test_deep_cgroup_is_released(world, nodes):
 def test_marks_are_kept_by_the_kernel(opened, world):
     grants = (Rule(Device("c", 60, 1), int(READ_WRITE)), Rule(Device("b", 7, 0), 1))
     assert opened.mark() is None
-    opened.set_mark("12[3] ä")
+    opened.set_label(Label("12[3] ä\na", b"{}"))
     opened.record(grants)
     with world.binder._roots.open(opened.ref) as again:
-        assert again.mark() == "12[3] ä"
+        assert again.label() == Label("12[3] ä\na", b"{}")
         assert again.grants() == tuple(sorted(grants))
     opened.drop_mark()
     assert (opened.mark(), opened.grants()) == (None, ())

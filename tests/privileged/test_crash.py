@@ -120,7 +120,11 @@ def test_release_with_a_process_left(world, nodes, prisoner):
         assert not (closed and opened(prisoner, nodes)), number
         assert world.unbind(job).pids == (prisoner.pid,)
         assert not opened(prisoner, nodes)
+        assert world.refusal(Bind("mark", job, pack(grants), make=True)) == "conflict"
+        prisoner.join(str(world.base))
+        assert world.unbind(job).gone
         world.bind(job, *grants)
+        prisoner.join(job.path)
         assert opened(prisoner, nodes) == of(grants, nodes)
 
 

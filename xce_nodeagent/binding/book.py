@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from xce_nodeagent.model.binding import (
+    Adopted,
     Binding,
     Committed,
     Drained,
+    Ended,
     Event,
     Key,
     Undrained,
@@ -37,11 +39,14 @@ class Book:
         self._cgroups: dict[str, Key] = {}
         self._above: dict[str, set[str]] = {}  # the bound cgroups below each one above any
 
-    def preview(self, event: Event, now: float) -> Binding | None:
-        """Give the binding as the event would leave it; raise InvalidTransition if it can't."""
-        if isinstance(event, (Drained, Undrained)):
+    def preview(self, event: Event, now: float, up: float | None = None) -> Binding | None:
+        """Give the binding as the event would leave it; raise InvalidTransition if it can't.
+
+        `now` is the time of day, `up` the seconds since the boot, where that is known.
+        """
+        if isinstance(event, (Drained, Undrained, Ended)):
             return None
-        return follow(self.live.get((event.job, event.attempt)), event, now)
+        return follow(self.live.get((event.job, event.attempt)), event, now, up)
 
     def apply(self, event: Event, now: float) -> Binding | None:
         """Take an event in. The event is on disk already, or about to be lost with the process."""
@@ -57,7 +62,9 @@ class Book:
                 self.drained[instance] = reason
             case Undrained(id=instance):
                 self.drained.pop(instance, None)
-            case Committed():
+            case Ended(job=job, attempt=attempt):
+                self.over[job, attempt] = moment
+            case Committed() | Adopted():
                 # A requeue under an attempt that was never told apart: the tombstone is no more.
                 self.over.pop((event.job, event.attempt), None)
         if after is not None:

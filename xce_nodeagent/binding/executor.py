@@ -6,11 +6,13 @@ It decides nothing. Everything it asks for can be asked again.
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Raw, structs
 
+from xce_nodeagent.binding import record
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.plan import AdoptCgroup, MakeCgroup, RemoveCgroup, inverse
@@ -20,7 +22,10 @@ from xce_nodeagent.privileged.ops import (
     Done,
     HomeVerified,
     Join,
+    List,
+    Listed,
     Manage,
+    Marked,
     Unbind,
     Unbound,
     Verified,
@@ -115,6 +120,7 @@ class Executor:
             grants=self._packed(binding),
             make=isinstance(step, MakeCgroup),
             populated=populated,
+            record=record.encode(binding),
         )
 
     async def take_back(
@@ -139,7 +145,10 @@ class Executor:
         step = binding.plan.cgroup
         if step is None or self._binder is None:
             return Verified("ok")
-        answer = await self._binder.call(Verify(binding.mark, step.cgroup, self._packed(binding)))
+        known = zlib.crc32(record.encode(binding))
+        answer = await self._binder.call(
+            Verify(binding.mark, step.cgroup, self._packed(binding), known)
+        )
         return _expect(answer, Verified)
 
     async def repair(self, binding: Binding, *, deep: bool, stray: str = "") -> None:
@@ -162,6 +171,26 @@ class Executor:
         """Put right what all bindings share."""
         if self._binder is not None:
             await self._binder.call(Manage(tuple(sorted(self._managed()))))
+
+    @property
+    def enforces(self) -> bool:
+        """Whether there is a binder at all."""
+        return self._binder is not None
+
+    async def marked(self, *, deep: bool) -> tuple[list[Marked], bool]:
+        """Give the cgroups that bear a mark; say whether everything was looked into.
+
+        `deep` looks also below the roots that callers name theirs in, for what nobody knows of.
+        """
+        found: list[Marked] = []
+        if self._binder is None:
+            return found, True
+        while True:
+            after = found[-1].cgroup if found else None
+            listed = _expect(await self._binder.call(List(after, deep)), Listed)
+            found += listed.cgroups
+            if not listed.more:
+                return found, listed.whole
 
     async def join(self, binding: Binding, pid: int, pidfd: int) -> None:
         """Move a process into the binding's cgroup."""

@@ -1,4 +1,4 @@
-"""The ledger: append-only events in SQLite, and the book that is their fold.
+"""The ledger: append-only events, and the book that is their fold.
 
 One row is one event: its JSON, the CRC of exactly these bytes, the time of day, the boot in which
 it was written and the seconds since that boot (absent where an older agent wrote it). What
@@ -9,64 +9,64 @@ replay repeat a step that can be repeated.
 
 A row is never changed. Rows of bindings that ended longer ago than attempts are remembered are
 deleted, off the job's path.
+
+A ledger that cannot be read whole is moved aside, and begins anew with what could be read of it;
+`doubted` says so, until the kernel was asked (rebuild.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sqlite3
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from xce_nodeagent.binding import salvage
 from xce_nodeagent.binding.book import Book
-from xce_nodeagent.binding.elapsed import Elapsed
-from xce_nodeagent.errors import Enforcement
-from xce_nodeagent.model.binding import (
-    Binding,
-    Committed,
-    Drained,
-    Event,
-    InvalidTransition,
-    Key,
-    Undrained,
-)
+from xce_nodeagent.binding.database import VERSION, Damaged, TooNew
+from xce_nodeagent.binding.fold import Fold, Occurred, Written, boots_of
+from xce_nodeagent.binding.reserve import BYTES as RESERVE_BYTES
+from xce_nodeagent.binding.salvage import Row
+from xce_nodeagent.binding.store import Store
+from xce_nodeagent.errors import BadConfig, Enforcement
+from xce_nodeagent.model.binding import Binding, BindingEvent, Event, InvalidTransition, Key
 from xce_nodeagent.model.inventory import Seen
 
-VERSION = 1
+__all__ = ["CHECKPOINT_AFTER", "VERSION", "Ledger", "Rebuilt"]
+
+log = logging.getLogger(__name__)
+
 CHECKPOINT_AFTER = 256
 """Events after which the write-ahead log is worth folding into the database when idle."""
 
 NOTES_LIMIT = 1000
-"""Notes that may wait; SQLite takes 32,766 values in a statement, and a note has five."""
+"""Notes that may wait before they are written for their own sake."""
 
 LOG_BYTES = 16 << 20
 """The size that the write-ahead log has from the start. A log that grows costs every sync a second
 write, of the file's new size: 216 µs instead of 122 for an event of 6 KB, measured."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    seq INTEGER PRIMARY KEY, time REAL NOT NULL, boot TEXT NOT NULL, crc INTEGER NOT NULL,
-    body BLOB NOT NULL, up REAL
-);
-CREATE TABLE IF NOT EXISTS hardware (
-    id TEXT PRIMARY KEY, hash TEXT NOT NULL, changed INTEGER NOT NULL
-) WITHOUT ROWID;
-"""
-
-_decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """How a ledger came to begin anew. `rows` were kept; the rest is for people."""
+
+    at: float
+    why: str
+    aside: str
+    rows: int
+    kernel: str = ""
 
 
 class Ledger:
     """An open ledger. One process at a time: whoever runs an agent holds the runtime lock.
 
     `clock` is the time of day, in seconds, for people to read; `uptime` the seconds since the
-    boot, by which attempts are aged, and is `clock` where none is given.
+    boot, by which attempts are aged, and is `clock` where none is given. A disk that cannot be
+    written, now or later, is no reason to end: what is known is known, and releases go on.
     """
 
     def __init__(
@@ -77,178 +77,257 @@ class Ledger:
         *,
         uptime: Callable[[], float] | None = None,
         log_bytes: int = LOG_BYTES,
+        reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
-        self._log_bytes = log_bytes
         self.path = path
         self.boot = boot
-        self.book = Book()
-        self.boots: dict[Key, str] = {}
         self.written = 0
         self.on_write: Callable[[], None] = lambda: None
-        self._notes: list[tuple[float, float, Event]] = []
+        self.doubted = False
+        self.rebuilt: Rebuilt | None = None
         self._clock = clock
         self._uptime = uptime or clock
-        self._elapsed = Elapsed((), boot, self._uptime)
-        self._rows: dict[Key, list[int]] = {}
-        self._finished: dict[Key, float] = {}
-        with _as_enforcement(path, "opened"):
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=True)
-            try:
-                self._open()
-            except BaseException:
-                self._db.close()
-                raise
+        self._notes: list[Occurred] = []
+        self._unrecorded: set[Key] = set()
+        self._hardware: tuple[Mapping[str, Seen], int] = ({}, self._fresh_number())
+        self._owes_hardware = False
+        self._store = Store(
+            path,
+            log_bytes=log_bytes,
+            reserve_bytes=reserve_bytes,
+            clock=clock,
+            uptime=self._uptime,
+            write_anew=self._write_anew,
+        )
+        self._fold = self._begin(())
+        try:
+            self._open()
+        except (BadConfig, TooNew):
+            raise
+        except Damaged as damage:
+            self._rebuild(str(damage))
+        except Enforcement as error:
+            self._read(error)
+
+    def _begin(self, boots: Iterable[tuple[str, float | None]]) -> Fold:
+        return Fold(boots, self.boot, self._clock, self._uptime)
+
+    @property
+    def book(self) -> Book:
+        """The live bindings, the attempts that are over, the instances that are drained."""
+        return self._fold.book
+
+    @property
+    def boots(self) -> Mapping[Key, str]:
+        """The boot in which each live binding was made."""
+        return self._fold.boots
+
+    # ---- opening ----------------------------------------------------------------------------
 
     def _open(self) -> None:
-        execute = self._db.execute
-        execute("PRAGMA journal_mode=WAL")
-        execute("PRAGMA synchronous=FULL")
-        # The log is folded in when idle (`checkpoint`), not in the middle of somebody's prepare.
-        execute("PRAGMA wal_autocheckpoint=0")
-        self._db.executescript(_SCHEMA)
-        if self._log_bytes:
-            self._grow_log()
-        row = execute("SELECT value FROM meta WHERE key='version'").fetchone()
-        if row is None:
-            execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
-        elif row[0] != str(VERSION):
-            raise Enforcement(
-                f"ledger {self.path}: its format is version {row[0]}, this agent knows {VERSION};"
-                " install the agent that wrote it, or release its jobs and move it aside"
-            )
-        if not execute("SELECT 1 FROM pragma_table_info('events') WHERE name='up'").fetchone():
-            execute("ALTER TABLE events ADD COLUMN up REAL")
-        boots = execute("SELECT boot, MAX(up) FROM events GROUP BY boot ORDER BY MIN(seq)")
-        self._elapsed = Elapsed(boots.fetchall(), self.boot, self._uptime)
-        for seq, time, boot, up, crc, body in execute(
-            "SELECT seq, time, boot, up, crc, body FROM events ORDER BY seq"
-        ):
-            if zlib.crc32(body) != crc:
-                raise Enforcement(
-                    f"ledger {self.path}: event {seq} is damaged (its checksum differs);"
-                    " end this node's jobs, then move the ledger aside"
-                )
+        db = self._store.open()
+        fold = self._begin(db.boots())
+        for row in db.rows():
             try:
-                event = _decode(body)
-                moment = self._elapsed.moment(boot, up)
-                self._fold(event, self.book.preview(event, time), moment)
+                fold.replay(row)
             except (InvalidTransition, msgspec.MsgspecError) as error:
-                raise Enforcement(
-                    f"ledger {self.path}: event {seq} cannot be replayed: {error};"
-                    " end this node's jobs, then move the ledger aside"
-                ) from error
-            self._take_row(event, seq)
-            if isinstance(event, Committed):
-                self.boots[event.job, event.attempt] = boot
+                raise Damaged(f"event {row.seq} cannot be replayed: {error}") from None
+        seen, number = db.hardware()
+        self._hardware = seen, self._fresh_number() if number is None else number
+        self.doubted = bool(db.note("doubted"))
+        if text := db.note("rebuilt"):
+            self.rebuilt = msgspec.json.decode(text, type=Rebuilt)
+        self._fold = fold
 
-    def _grow_log(self) -> None:
-        """Give the log its size: a transaction too large for the cache spills into it, and goes.
+    def _fresh_number(self) -> int:
+        """Give an N that was not told in this boot, whatever is lost: the milliseconds of it.
 
-        What is rolled back leaves nothing in the database; its frames in the log are overwritten.
+        A generation is a durable write, so N does not rise as fast as that.
         """
-        execute = self._db.execute
-        execute("PRAGMA cache_size=8")
-        execute("BEGIN IMMEDIATE")
-        execute("CREATE TABLE ballast (body BLOB)")
-        execute("INSERT INTO ballast VALUES (zeroblob(?))", (self._log_bytes,))
-        execute("ROLLBACK")
-        execute("PRAGMA cache_size=-2000")  # SQLite's own default, in KiB
-        log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
+        return int(self._uptime() * 1000)
+
+    def _rebuild(self, why: str) -> None:
+        """Move aside what is damaged, and begin anew with the rows that are whole."""
+        log.error("ledger %s is damaged: %s", self.path, why)
+        self._store.leave()
+        rows = self._salvage()
+        log.error(
+            "ledger %s: %d events could be read; the rest is asked of the kernel",
+            self.path,
+            len(rows),
+        )
+        self.doubted = True
+        self.rebuilt = Rebuilt(at=self._clock(), why=why, aside="", rows=len(rows))
+        written = [Written(row.time, row.boot, row.up, row.body) for row in rows]
         try:
-            os.fsync(log)
-        finally:
-            os.close(log)
+            moved = self._store.write_anew(written, self._hardware, doubted="1")
+            self.rebuilt = msgspec.structs.replace(self.rebuilt, aside=moved)
+            self._keep(rebuilt=_encode(self.rebuilt).decode())
+            self._open()
+        except Damaged as error:
+            self._store.failed(Enforcement(f"ledger {self.path}: {error}"))
+        except Enforcement as error:
+            # What was read is in memory; it is written as soon as the disk can take it.
+            self._store.failed(error)
 
-    def _take_row(self, event: Event, seq: int) -> None:
-        if not isinstance(event, (Drained, Undrained)):
-            self._rows.setdefault((event.job, event.attempt), []).append(seq)
+    def _read(self, error: Enforcement) -> None:
+        """Read what cannot be opened for writing: a disk that is full, or read-only."""
+        log.error("%s", error.message)
+        rows = self._salvage()
+        self._store.failed(error, rows[-1].seq if rows else 0)
+        self.doubted = True
 
-    def _fold(self, event: Event, after: Binding | None, moment: float) -> Binding | None:
-        self.book.take(event, after, moment)
-        if after is not None and after.state == "ended":
-            self._finished[after.key] = moment
-            self.boots.pop(after.key, None)
-        elif isinstance(event, Committed):
-            self._finished.pop((event.job, event.attempt), None)
-        return after
+    def _salvage(self) -> list[Row]:
+        found = salvage.read(self.path)
+        self._fold = self._begin(boots_of(found).items())
+        return self._fold.replay_what_can(found)
+
+    def confirm(self, kernel: str) -> None:
+        """Take the book for true again: the kernel was asked, with this result for people."""
+        if self.rebuilt is None or not self.doubted:
+            why = "it did not have what the kernel has: it was lost, or put back from an old copy"
+            self.rebuilt = Rebuilt(at=self._clock(), why=why, aside="", rows=0)
+        self.rebuilt = msgspec.structs.replace(self.rebuilt, kernel=kernel)
+        self.doubted = False
+        self._keep(doubted="", rebuilt=_encode(self.rebuilt).decode())
+
+    def _keep(self, **notes: str) -> None:
+        try:
+            self._store.ready()
+            self._store.keep(**notes)
+        except Enforcement as error:
+            log.error("%s", error.message)
+
+    # ---- writing ----------------------------------------------------------------------------
+
+    @property
+    def fault(self) -> str:
+        """Why nothing can be written now; "" while it can."""
+        return self._store.fault
 
     def commit(self, event: Event) -> Binding | None:
         """Write an event and wait until it is on disk, then take it into the book.
 
-        Raises Enforcement, with nothing changed, where it cannot be written; InvalidTransition
-        where it cannot follow.
+        Raises Enforcement, with nothing changed, where it cannot be written, or where there would
+        be no space left for a release; InvalidTransition where it cannot follow.
         """
-        now, up = self._clock(), self._uptime()
-        after = self.book.preview(event, now)
-        self._write([*self._notes, (now, up, event)])
-        if isinstance(event, Committed):
-            self.boots[event.job, event.attempt] = self.boot
-        return self._fold(event, after, self._elapsed.moment(self.boot, up))
+        occurred = self._fold.now(event)
+        self._store.refuse_grants()
+        self._write(occurred)
+        return self._fold.take(occurred)
+
+    def record(self, event: BindingEvent) -> bool:
+        """Take an event that gives something back; say whether it is on disk.
+
+        It stands also where it cannot be written: it is written with the next event that can be.
+        Nobody gets what it gave back before that, for a grant is such an event.
+        """
+        occurred = self._fold.now(event)
+        try:
+            self._write(occurred, last_resort=True)
+        except Enforcement:
+            self._fold.take(occurred)
+            self._notes.append(occurred)
+            self._unrecorded.add((event.job, event.attempt))
+            return False
+        self._fold.take(occurred)
+        return True
+
+    def recorded(self, job: str, attempt: str | None = None) -> bool:
+        """Say whether all that a job gave back is on disk; try to write it, where it is not."""
+        if self._unrecorded:
+            with contextlib.suppress(Enforcement):
+                self.flush()
+        return not any(key[0] == job and attempt in (None, key[1]) for key in self._unrecorded)
 
     def note(self, event: Event) -> Binding | None:
         """Take an event into the book now, and write it with the next commit or flush.
 
         Raises InvalidTransition where it cannot follow.
         """
-        now, up = self._clock(), self._uptime()
-        moment = self._elapsed.moment(self.boot, up)
-        after = self._fold(event, self.book.preview(event, now), moment)
-        self._notes.append((now, up, event))
-        if len(self._notes) >= NOTES_LIMIT:
-            self.flush()
+        occurred = self._fold.now(event)
+        after = self._fold.take(occurred)
+        self._notes.append(occurred)
+        if len(self._notes) % NOTES_LIMIT == 0:
+            try:
+                self.flush()
+            except Enforcement as error:
+                log.error("%s", error.message)
         return after
 
     def flush(self) -> None:
-        """Write the notes that are waiting. Raises Enforcement, and keeps them, if that fails."""
+        """Write what is waiting. Raises Enforcement, and keeps it, if that fails."""
         if self._notes:
-            self._write(self._notes[:])
+            self._write(last_resort=bool(self._unrecorded))
+        if self._owes_hardware:
+            self.remember(*self._hardware)
 
-    def _write(self, events: list[tuple[float, float, Event]]) -> None:
-        values: list[object] = []
-        for time, up, event in events:
-            body = _encode(event)
-            values += (time, self.boot, zlib.crc32(body), body, up)
-        with _as_enforcement(self.path, "written"):
-            # One statement is one transaction, and spares two others on the way.
-            rows = ",".join(["(?,?,?,?,?)"] * len(events))
-            cursor = self._db.execute(
-                f"INSERT INTO events (time, boot, crc, body, up) VALUES {rows}",  # noqa: S608  # only marks
-                values,
-            )
-        last = cursor.lastrowid or 0
+    @property
+    def waits(self) -> bool:
+        """Say whether something waits to be written."""
+        return bool(self._notes) or self._owes_hardware
+
+    def check(self) -> str:
+        """Try whether a grant could be recorded now; say why not, or nothing."""
+        try:
+            self._store.refuse_grants()
+            self.flush()
+            self._store.ready()
+            self._store.keep(checked=str(self._clock()))
+        except Enforcement as error:
+            return error.message
+        return ""
+
+    def _write(self, *events: Occurred, last_resort: bool = False) -> None:
+        self._store.ready(last_resort=last_resort)
+        together = [*self._notes, *events]
+        if not together:
+            return
+        rows = [self._fold.written(occurred) for occurred in together]
+        last = self._store.append(rows, last_resort=last_resort)
         self._notes.clear()
-        self.written += len(events)
-        for (_, _, event), seq in zip(events, range(last - len(events) + 1, last + 1), strict=True):
-            self._take_row(event, seq)
+        self._unrecorded.clear()
+        self.written += len(rows)
+        for seq, occurred in enumerate(together, last - len(rows) + 1):
+            self._fold.belongs(occurred.event, seq)
         self.on_write()
 
-    def hardware(self) -> tuple[dict[str, Seen], int]:
+    def _write_anew(self) -> None:
+        """Write all that is known into a new file, in the place of one that was lost."""
+        events = self._fold.again()
+        rows = [self._fold.written_again(event) for event in events]
+        notes = {"doubted": "1"} if self.doubted else {}
+        self._store.write_anew(rows, self._hardware, **notes)
+        self._fold.renumber(events)
+        self._notes.clear()  # the book has them
+        self._unrecorded.clear()
+        self._owes_hardware = False
+
+    # ---- what else is remembered ------------------------------------------------------------
+
+    def hardware(self) -> tuple[Mapping[str, Seen], int]:
         """Give what was remembered of the instances, and the N of the last generation."""
-        rows = self._db.execute("SELECT id, hash, changed FROM hardware").fetchall()
-        number = self._db.execute("SELECT value FROM meta WHERE key='generation'").fetchone()
-        seen = {instance: Seen(digest, changed) for instance, digest, changed in rows}
-        return seen, int(number[0]) if number else 0
+        return self._hardware
 
     def remember(self, seen: Mapping[str, Seen], number: int) -> None:
-        """Keep them, durably: a generation that was told to somebody must not be told again."""
-        with _as_enforcement(self.path, "written"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.executemany(
-                    "INSERT OR REPLACE INTO hardware VALUES (?, ?, ?)",
-                    [(key, value.hash, value.changed) for key, value in seen.items()],
-                )
-                self._db.execute(
-                    "INSERT OR REPLACE INTO meta VALUES ('generation', ?)", (str(number),)
-                )
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+        """Keep them, durably: a generation that was told to somebody must not be told again.
+
+        Raises Enforcement where they cannot be written now; `flush` tries again.
+        """
+        self._hardware, self._owes_hardware = (seen, number), True
+        self._store.ready()
+        self._store.remember(seen, number)
+        self._owes_hardware = False
+
+    def unused_number(self) -> int:
+        """Give an N that nobody was told, for what cannot be recorded, or was lost."""
+        return max(self._hardware[1], self._fresh_number())
 
     def elapsed(self) -> float:
         """Give the moment that it is, on the clock by which attempts are aged (see Elapsed)."""
-        return self._elapsed.now()
+        return self._fold.elapsed.now()
+
+    # ---- upkeep -----------------------------------------------------------------------------
 
     def prune(self, before: float, most: int = 500) -> int:
         """Delete the events of bindings that ended before a moment; give how many events went.
@@ -256,49 +335,30 @@ class Ledger:
         The moment is one of `elapsed`. At most about `most` go at once, so that a call stays in the
         milliseconds.
         """
-        self.book.forget(before)
+        fold = self._fold
+        fold.book.forget(before)
         rows: list[int] = []
         gone: list[Key] = []
-        for key, ended in self._finished.items():
+        for key, ended in fold.finished.items():
             if ended < before and len(rows) < most:
-                rows += self._rows.get(key, [])
+                rows += fold.rows.get(key, [])
                 gone.append(key)
         if rows:
-            with _as_enforcement(self.path, "pruned"):
-                marks = ",".join("?" * len(rows))
-                self._db.execute(f"DELETE FROM events WHERE seq IN ({marks})", rows)  # noqa: S608  # only marks
+            self._store.ready()
+            self._store.delete(rows)
             for key in gone:
-                del self._finished[key]
-                del self._rows[key]
+                del fold.finished[key]
+                fold.rows.pop(key, None)
         return len(rows)
 
     def checkpoint(self) -> None:
-        """Fold the write-ahead log into the database. For a thread of its own: it syncs twice.
-
-        It uses a connection of its own, so a commit in the main thread does not wait for it.
-        """
-        with (
-            _as_enforcement(self.path, "checkpointed"),
-            contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as db,
-        ):
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        """Fold the write-ahead log into the database. For a thread of its own: it syncs twice."""
+        self._store.checkpoint()
         self.written = 0
 
     def close(self) -> None:
-        """Write what waits and close; SQLite folds the log in when the last connection goes."""
+        """Write what waits and close."""
         try:
             self.flush()
         finally:
-            self._db.close()
-
-
-@contextlib.contextmanager
-def _as_enforcement(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise Enforcement(
-            f"ledger {path} cannot be {what}: {error}; no new grants until it can:"
-            " check the disk's space and the folder's owner",
-            path=str(path),
-        ) from error
+            self._store.close()

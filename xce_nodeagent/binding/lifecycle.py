@@ -54,13 +54,20 @@ class Lifecycle:
         self._executor = executor
         self._providers = providers
         self._composer = Composer(providers, site)
-        self._turns = Turns()
+        self.turns = Turns()
         self.outcomes = Outcomes(ledger)
-        self.verification = Verification(ledger, executor, self._turns, self.outcomes, clock=clock)
+        self.verification = Verification(
+            ledger,
+            executor,
+            self.turns,
+            self.outcomes,
+            clock=clock,
+            finish=lambda: self.releases.clean_later(),  # noqa: PLW0108  # it comes after this
+        )
         self.releases = Releases(
             ledger=ledger,
             executor=executor,
-            turns=self._turns,
+            turns=self.turns,
             outcomes=self.outcomes,
             composer=self._composer,
             parts=parts,
@@ -68,7 +75,7 @@ class Lifecycle:
             last_seen=self.last_seen,
         )
         self._selector = selector
-        self._inventory = inventory
+        self.inventory = inventory
         self._parts = parts
         self._mounted = mounted
         self._clock = clock
@@ -79,7 +86,7 @@ class Lifecycle:
         """Bind what is asked for; the same ask again gets the same answer."""
         want = demand(ask)
         key = (want.job, want.attempt)
-        async with self._turns.of(key):
+        async with self.turns.of(key):
             self.last_seen[key] = self._clock()
             held = self.book.live.get(key)
             if held is not None and ask.pid is not None:
@@ -95,7 +102,7 @@ class Lifecycle:
             )
             if cgroup is not None:
                 want = want.in_cgroup(cgroup.path)
-            inventory = self._inventory()
+            inventory = self.inventory()
             divisible = planner.wants_ports(inventory, want)
             event = planner.plan(
                 want,

@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.5
 """How long an outcome may wait for a commit that takes it along, before it is written alone."""
 
+RETRY_SECONDS = 2.0
+"""How soon it is tried again where the ledger cannot be written."""
+
 
 class Outcomes:
     """Notes outcomes in the ledger, and sees to it that they get onto the disk."""
@@ -27,12 +30,12 @@ class Outcomes:
     def carried_out(self, binding: Binding) -> None:
         """Note that the plan is carried out: when there is time, or when somebody looks."""
         self._carried_out.append(binding)
-        self._flush_later()
+        self.flush_later()
 
     def note(self, event: Event) -> None:
         """Note an event now; it is written with the next commit, or soon."""
         self._ledger.note(event)
-        self._flush_later()
+        self.flush_later()
 
     def settle(self) -> None:
         """Note every plan that is carried out, so that the book says so."""
@@ -43,10 +46,12 @@ class Outcomes:
             if live is binding and binding.state == "committed":
                 self._ledger.note(Bound(job=binding.job, attempt=binding.attempt))
 
-    def _flush_later(self) -> None:
+    def flush_later(self) -> None:
+        """See to it that what waits is written."""
         if self._flush is None:
             loop = asyncio.get_running_loop()
-            self._flush = loop.call_later(FLUSH_SECONDS, self._flush_now)
+            seconds = RETRY_SECONDS if self._ledger.fault else FLUSH_SECONDS
+            self._flush = loop.call_later(seconds, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flush = None
@@ -55,7 +60,8 @@ class Outcomes:
             self._ledger.flush()
         except Enforcement as error:
             # They stay in memory and go with the next commit; a restart repeats the steps.
-            log.error("outcomes are not recorded yet: %s", error.message)
+            log.debug("outcomes are not recorded yet: %s", error.message)
+            self.flush_later()
 
     def close(self) -> None:
         """Stop the timer and write what waits."""

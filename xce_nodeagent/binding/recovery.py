@@ -8,7 +8,7 @@ from collections import Counter
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
-from xce_nodeagent.errors import AgentError
+from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.model.binding import Binding, Bound, Lost
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
     - `masked`: it is whole, and a program of another's that came later may take from it.
     - `finished`, `undone`: it was committed and not known to be carried out; now it is, or it
       could not be and was taken back.
-    - `released`: it was being released, and now is.
+    - `released`: it was being released, and now is; or the kernel says that it was.
     - `failed`: none of this could be done now. The record stays; `doctor` shows it.
     """
     counts: Counter[str] = Counter()
@@ -35,7 +35,12 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
             log.error("job %s cannot be recovered: %s", binding.job, error.message)
             lifecycle.releases.clean_later()
             counts["failed"] += 1
-    ledger.flush()
+    try:
+        ledger.flush()
+    except Enforcement as error:
+        # The running jobs need an agent all the same, and it will be written when it can be.
+        log.error("%s", error.message)
+        lifecycle.outcomes.flush_later()
     return counts
 
 
@@ -59,4 +64,7 @@ async def _recover(
             ledger.note(Bound(job=job, attempt=attempt))
             return "finished"
         case _:
-            return (await lifecycle.verification.restore(binding)).result
+            result = (await lifecycle.verification.restore(binding)).result
+            if result == "released":
+                await lifecycle.releases.undo(binding.key)
+            return result

@@ -17,7 +17,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
-from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.errors import AgentError
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import (
     Binding,
@@ -85,7 +85,7 @@ class Releases:
             released=True,
             clean=all(outcome.clean for outcome in outcomes),
             known=bool(outcomes),
-            recorded=all(outcome.recorded for outcome in outcomes),
+            recorded=all(o.recorded for o in outcomes) and self._ledger.recorded(job, attempt),
             holders=tuple(left for outcome in outcomes for left in outcome.holders),
             quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
         )
@@ -95,7 +95,8 @@ class Releases:
         async with self._turns.of(key):
             binding = self._book.live.get(key)
             if binding is None:
-                return wire.Released(released=True, clean=True, known=False)
+                recorded = self._ledger.recorded(*key)
+                return wire.Released(released=True, clean=True, known=False, recorded=recorded)
             recorded = True
             if binding.state != "quarantined":
                 recorded = self._intend(binding)
@@ -114,8 +115,7 @@ class Releases:
             if ports:
                 left += await self._parts.who(tuple(ports))
             quarantined = leftover.quarantined(binding, unbound, ports)
-            if recorded:
-                self._outcome(binding, left, quarantined)
+            self._outcome(binding, left, quarantined)
             return wire.Released(
                 released=True,
                 clean=not left,
@@ -127,14 +127,13 @@ class Releases:
     def _intend(self, binding: Binding) -> bool:
         if binding.state == "releasing":
             return True
-        try:
-            self._ledger.commit(ReleaseIntended(job=binding.job, attempt=binding.attempt))
-        except Enforcement as error:
-            # The fence is closed all the same: a disk that is full must not keep devices open.
-            # The binding stays in the book, so the caller's repeat can be recorded.
-            log.error("release of job %s is not recorded: %s", binding.job, error.message)
-            return False
-        return True
+        # The fence is closed all the same: a disk that is full must not keep devices open. What is
+        # not on the disk yet is tried again by itself, and nobody gets the instances before.
+        if self._ledger.record(ReleaseIntended(job=binding.job, attempt=binding.attempt)):
+            return True
+        log.error("release of job %s is not recorded yet", binding.job)
+        self._outcomes.flush_later()
+        return False
 
     def _outcome(
         self, binding: Binding, left: tuple[wire.LeftOver, ...], quarantined: tuple[str, ...]
@@ -172,7 +171,8 @@ class Releases:
                 )
                 if event is not None:
                     await self._finish_or_owe(self._changed(event))
-        return wire.Released(released=True, clean=True, known=bool(bindings))
+        recorded = all(self._ledger.recorded(*binding.key) for binding in bindings)
+        return wire.Released(released=True, clean=True, known=bool(bindings), recorded=recorded)
 
     # ---- what could not be carried out ------------------------------------------------------
 
@@ -192,18 +192,18 @@ class Releases:
             await self._executor.take_back(binding)
         except AgentError as second:
             log.error("job %s cannot be taken back yet: %s", job, second.message)
-            self._ledger.commit(ReleaseIntended(job=job, attempt=attempt))
+            self._ledger.record(ReleaseIntended(job=job, attempt=attempt))
             self.clean_later()
             return
-        self._ledger.commit(
+        self._ledger.record(
             Failed(job=job, attempt=attempt, code=error.code, message=error.message)
         )
         self._last_seen.pop(binding.key, None)
 
     def _changed(self, event: Changed) -> Binding:
-        binding = self._ledger.commit(event)
-        assert binding is not None  # noqa: S101  # this event always leaves a binding
-        return binding
+        if not self._ledger.record(event):
+            self._outcomes.flush_later()
+        return self._book.live[event.job, event.attempt]
 
     async def _finish_or_owe(self, binding: Binding) -> None:
         """Carry out what takes something away; what cannot be now is tried again until it is.

@@ -20,12 +20,14 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.errors import AgentError, Enforcement
-from xce_nodeagent.model.binding import Binding, Key, Lost
+from xce_nodeagent.model.binding import Binding, Key, Lost, ReleaseIntended
 from xce_nodeagent.privileged.ops import Mask
 
 log = logging.getLogger(__name__)
 
-Result = Literal["whole", "repaired", "re-asserted", "masked", "cgroup-vanished", "failed"]
+Result = Literal[
+    "whole", "repaired", "re-asserted", "masked", "cgroup-vanished", "released", "failed"
+]
 
 
 class Found(NamedTuple):
@@ -69,12 +71,15 @@ class Verification:
         outcomes: Outcomes,
         *,
         clock: Callable[[], float],
+        finish: Callable[[], None],
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """Put it together; `finish` sees to it that what is being released is finished."""
         self._ledger = ledger
         self._executor = executor
         self._turns = turns
         self._outcomes = outcomes
+        self._finish = finish
         self._clock = clock
         self._cpu = cpu
         self._one_round = asyncio.Lock()
@@ -106,7 +111,7 @@ class Verification:
             seen = await self.restore(found)
             if seen.error is not None and found.enforcement != "best-effort":
                 raise seen.error
-            return seen.result != "cgroup-vanished"
+            return seen.result not in ("cgroup-vanished", "released")
         await self._executor.carry_out(found, again=True)
         self._outcomes.carried_out(found)
         return True
@@ -136,6 +141,11 @@ class Verification:
             wrong, stray = "its mark was changed", wrong
         if seen.state == "gone":
             return self._vanished(key, wrong)
+        if seen.state == "released":
+            # The ledger has lost the release, or could not be written then. It stands.
+            self._outcomes.note(ReleaseIntended(job=key[0], attempt=key[1]))
+            self._finish()
+            return Found(key, "released", wrong)
         if seen.state == "ok":
             return self._masked(binding, seen.masks) or Found(key, "whole")
         known = seen.state != "unverifiable"
@@ -191,6 +201,9 @@ class Verification:
                 count.vanished += 1
                 del self._told[key]
                 log.warning("job %s has lost its cgroup: its binding is closed", job)
+            case "released":
+                del self._told[key]
+                log.warning("job %s was released, and the ledger did not know", job)
             case "masked" | "failed":
                 count.masked += found.result == "masked"
                 count.failed += found.result == "failed"

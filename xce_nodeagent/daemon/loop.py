@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xce_nodeagent import __version__
+from xce_nodeagent.binding import rebuild
 from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.helper import Helper
@@ -22,7 +23,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
-from xce_nodeagent.daemon import doctor
+from xce_nodeagent.daemon import bookkeeping, doctor
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.parts import Parts
@@ -233,12 +234,23 @@ class Daemon:
         self._lifecycle = lifecycle
         # The witness is for later; but no helper is to be started on a job's path.
         self._spawn(self._start_witness())
+        await self._compare(home)
         await self.survey.refresh()
+        rebuild.withhold(self.ledger, self._inventory())
         counts = await recover(self.ledger, self._executor, lifecycle)
         if counts:
             text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             log.info("bindings after the start: %s", text)
         return lifecycle
+
+    async def _compare(self, home: CgroupRef | None) -> None:
+        try:
+            if await rebuild.compare(self.ledger, self._executor, home, time.time()):
+                self.survey.renew()
+        except AgentError as error:
+            if self.ledger.doubted:
+                raise
+            log.error("the ledger is not compared with the kernel: %s", error.message)
 
     async def _start_witness(self) -> None:
         try:
@@ -264,6 +276,7 @@ class Daemon:
             self.ledger,
             lifecycle.verification,
             self._config.agent.attempt_memory_seconds,
+            lambda: rebuild.sweep(lifecycle, self._executor, time.time()),
             self._reload_watch(),
         )
         if self._unfinished():
@@ -340,9 +353,8 @@ class Daemon:
         self._host.held_ports = frozenset(self.ledger.book.ports_held())
         try:
             await self.survey.refresh()
-        except (AgentError, OSError) as error:
-            log.error("the hardware cannot be looked at: %s", error)
-            self._rescan_in(RETRY_SECONDS)
+        except AgentError as error:
+            log.error("the hardware cannot be looked at: %s", error.message)
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
 
@@ -371,6 +383,7 @@ class Daemon:
             *repaired,
             doctor.enforcement(self._config, self.taken),
             doctor.helpers({helper.role: helper.restarts for helper in everybody}),
+            bookkeeping.ledger(self.ledger, time.time(), enforced=self._enforced),
             *doctor.discovery(self.survey.current),
             *doctor.bindings(book, verification, await verification.compare()),
             *doctor.verification(verification, time.time()),

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from xce_nodeagent import discovery
 from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.host import Host
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, advance
@@ -57,6 +58,10 @@ class Survey:
         self._seen, self._number = ledger.hardware()
         self._managed: frozenset[Device] | None = None
         self._one_at_a_time = asyncio.Lock()
+
+    def renew(self) -> None:
+        """Take every instance for new: the ledger had lost what was told of them."""
+        self._seen, self._number = {}, self._ledger.unused_number()
 
     async def refresh(self) -> None:
         """Scan, fence what is new, publish. Raises Enforcement where the fence can't be made."""
@@ -126,7 +131,12 @@ class Survey:
         )
         numbered, seen, number = advance(found, self._seen, self._number)
         if seen != self._seen or number != self._number:
-            self._ledger.remember(seen, number)
+            try:
+                self._ledger.remember(seen, number)
+            except Enforcement as error:
+                # It is told all the same, under a number that no later one can be; see there.
+                log.error("generation not recorded: %s", error.message)
+                numbered, seen, number = advance(found, self._seen, self._ledger.unused_number())
             self._seen, self._number = seen, number
         changed = self.current is None or numbered != self.current
         self.current = numbered

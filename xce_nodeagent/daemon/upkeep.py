@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
 from xce_nodeagent.binding.verification import Verification
 from xce_nodeagent.daemon.reloads import Reloads
-from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.host.reload import ReloadWatch
 from xce_nodeagent.privileged.notify import Notify
 
@@ -31,15 +31,18 @@ class Upkeep:
         ledger: Ledger,
         verification: Verification,
         memory_seconds: float,
+        sweep: Callable[[], Coroutine[Any, Any, None]],
         watch: ReloadWatch | None = None,
     ) -> None:
         """Start. `memory_seconds`: how long released attempts are remembered.
 
-        `watch` tells when systemd may have touched cgroups; it is closed at the end.
+        `sweep` looks for what the ledger does not know. `watch` tells when systemd may have touched
+        cgroups; it is closed at the end.
         """
         self._ledger = ledger
         self._verification = verification
         self._memory = memory_seconds
+        self._sweep = sweep
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = False
         self._maintaining: asyncio.TimerHandle | None = None
@@ -81,6 +84,10 @@ class Upkeep:
     async def _verify(self) -> None:
         self._waiting = False
         await self._verification.run()
+        try:
+            await self._sweep()
+        except AgentError as error:
+            log.error("the cgroups cannot be compared with the ledger: %s", error.message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -5,8 +5,9 @@
                            │  └────Changed──────┘                           └─Released, not clean─▶ quarantined ──Cleaned──▶ (ended)
                            └──Failed──▶ (ended)
 
-`Lost` (the host rebooted, the cgroup vanished) ends a binding in every state. Everything that
-moves a binding is here: the ledger stores these events, and the state is their fold.
+`Lost` (the host rebooted, the cgroup vanished) ends a binding in every state, and `Adopted` (the
+kernel has one that the ledger lost) replaces it. Everything that moves a binding is here: the
+ledger stores these events, and the state is their fold.
 """  # noqa: E501  # the picture is one line
 
 from __future__ import annotations
@@ -108,6 +109,13 @@ class Lost(Struct, frozen=True, kw_only=True, tag="lost"):
     reason: str
 
 
+class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
+    """An attempt was released: all that is left to know when a ledger is written anew."""
+
+    job: str
+    attempt: str
+
+
 class Drained(Struct, frozen=True, kw_only=True, tag="drained"):
     """An admin keeps an instance from being granted."""
 
@@ -121,16 +129,14 @@ class Undrained(Struct, frozen=True, kw_only=True, tag="undrained"):
     id: str
 
 
-BindingEvent = Committed | Changed | Bound | Failed | ReleaseIntended | Released | Cleaned | Lost
-Event = BindingEvent | Drained | Undrained
-
-
 class Binding(Struct, frozen=True, kw_only=True):
     """A binding as it is now.
 
     `excluded` holds what overlapped its instances when it was made; `leaving` what it gave up,
     until that is carried out. `since` and `changed` are seconds since the epoch: the commit, and
-    the last event.
+    the last event. `up` is when its content was decided, in seconds since the boot: of two records
+    of a binding, the one with the greater is the newer; 0 where an older agent wrote it. Of one
+    that is `doubtful` only the cgroup is known, and what that is granted.
     """
 
     job: str
@@ -147,6 +153,8 @@ class Binding(Struct, frozen=True, kw_only=True):
     changed: float
     left: tuple[LeftOver, ...] = ()
     leaving: tuple[str, ...] = ()
+    up: float = 0.0
+    doubtful: bool = False
 
     @property
     def key(self) -> Key:
@@ -164,25 +172,61 @@ class Binding(Struct, frozen=True, kw_only=True):
         return f"{self.job}\n{self.attempt}"
 
 
+class Adopted(Struct, frozen=True, kw_only=True, tag="adopted"):
+    """The ledger has lost it, or has an older one; this is what the kernel, or memory, has."""
+
+    job: str
+    attempt: str
+    binding: Binding
+
+
+BindingEvent = (
+    Committed
+    | Changed
+    | Bound
+    | Failed
+    | ReleaseIntended
+    | Released
+    | Cleaned
+    | Lost
+    | Ended
+    | Adopted
+)
+Event = BindingEvent | Drained | Undrained
+
 TABLE: dict[State | None, dict[type[Event], State]] = {
-    None: {Committed: "committed"},
+    None: {Committed: "committed", Adopted: "bound"},
     "committed": {
         Bound: "bound", Failed: "ended", Changed: "committed",
-        ReleaseIntended: "releasing", Lost: "ended",
+        ReleaseIntended: "releasing", Lost: "ended", Adopted: "bound",
     },
-    "bound": {Changed: "committed", ReleaseIntended: "releasing", Lost: "ended"},
-    "releasing": {ReleaseIntended: "releasing", Released: "ended", Lost: "ended"},
-    "quarantined": {ReleaseIntended: "quarantined", Cleaned: "ended", Lost: "ended"},
+    "bound": {
+        Changed: "committed", ReleaseIntended: "releasing", Lost: "ended", Adopted: "bound",
+    },
+    "releasing": {
+        ReleaseIntended: "releasing", Released: "ended", Lost: "ended", Adopted: "bound",
+    },
+    "quarantined": {
+        ReleaseIntended: "quarantined", Cleaned: "ended", Lost: "ended", Adopted: "bound",
+    },
 }  # fmt: skip
-"""Which event may come in which state, and where it leads. There is nothing else."""
+"""Which event may come in which state, and where it leads. There is nothing else.
+
+`Adopted` leads to the state that it says, and `Ended` is of no binding at all.
+"""
 
 
 class InvalidTransition(Exception):
     """An event that cannot follow: a bug, or a ledger that something else wrote."""
 
 
-def follow(binding: Binding | None, event: BindingEvent, now: float) -> Binding:
-    """Give the binding after an event. Raise InvalidTransition where the table has no entry."""
+def follow(
+    binding: Binding | None, event: BindingEvent, now: float, up: float | None = None
+) -> Binding:
+    """Give the binding after an event. Raise InvalidTransition where the table has no entry.
+
+    `now` is the time of day, `up` the seconds since the boot, where that is known.
+    """
     state = binding.state if binding else None
     row = TABLE.get(state, {})
     if type(event) not in row:
@@ -196,7 +240,10 @@ def follow(binding: Binding | None, event: BindingEvent, now: float) -> Binding:
             job=event.job, attempt=event.attempt, state=after, asks=(event.ask,),
             instances=event.instances, excluded=event.excluded, plan=event.plan,
             generation=event.generation, enforcement=event.enforcement, since=now, changed=now,
+            up=up or 0.0,
         )  # fmt: skip
+    if isinstance(event, Adopted):
+        return event.binding
     if binding is None:  # the table has no other event for it; this tells the type checker
         raise InvalidTransition(event.job)
     match event:
@@ -205,6 +252,7 @@ def follow(binding: Binding | None, event: BindingEvent, now: float) -> Binding:
                 binding, state=after, changed=now, instances=event.instances,
                 excluded=event.excluded, plan=event.plan, generation=event.generation,
                 asks=event.asks, leaving=tuple(sorted({*binding.leaving, *event.leaving})),
+                up=up or 0.0,
             )  # fmt: skip
         case Bound():
             return structs.replace(binding, state=after, changed=now, leaving=())

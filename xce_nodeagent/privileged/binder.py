@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from xce_nodeagent.errors import (
     Conflict,
     Enforcement,
     NotReady,
-    exhausted,
 )
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
@@ -34,6 +34,8 @@ from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.fence import Fence, take_back
 from xce_nodeagent.privileged.fences import Fences
 from xce_nodeagent.privileged.grants import Grants
+from xce_nodeagent.privileged.label import Label, check_bindable, check_mark, check_record
+from xce_nodeagent.privileged.listing import Listing
 from xce_nodeagent.privileged.ops import (
     Bind,
     BinderAnswer,
@@ -42,6 +44,8 @@ from xce_nodeagent.privileged.ops import (
     Failed,
     HomeVerified,
     Join,
+    List,
+    Listed,
     Manage,
     Take,
     Taken,
@@ -52,9 +56,6 @@ from xce_nodeagent.privileged.ops import (
     VerifyHome,
 )
 from xce_nodeagent.privileged.roots import Roots, Where
-
-MARK_LIMIT = 4096
-"""Bytes of a mark: a job id and an attempt of 128 bytes each, and room for more."""
 
 BOUND_LIMIT = 16_384
 """Cgroups that are bound at once: many times what a host can run, few enough to go over."""
@@ -100,6 +101,7 @@ class Binder:
         self._known = Grants()
         # Cgroups that may be bound, for `Manage`: an ordered set.
         self._bound: dict[CgroupRef, None] = {}
+        self._listing = Listing(self._roots, lambda: self._bound, self._fence)
 
     def handle(self, request: BinderRequest, fds: Sequence[int] = ()) -> BinderAnswer:
         """Carry out one request; the descriptors stay the caller's.
@@ -122,13 +124,11 @@ class Binder:
                     return self._verify_home()
                 case Join():
                     return self._join(request, fds)
+                case List():
+                    return self._list(request)
         except AgentError as error:
-            if exhausted(error.__cause__):
-                raise
             return Failed(error.code, error.message, error.details)
         except OSError as error:
-            if exhausted(error):
-                raise  # it is done again, by another binder
             # What the kernel may always say: no memory, no space, too many open files.
             what = f"{type(request).__name__}: {error.filename or 'the kernel'}: {error.strerror}"
             return Failed(Enforcement.code, what, {"errno": error.errno})
@@ -197,9 +197,7 @@ class Binder:
         for ref in [ref for ref in self._bound if ref.backend == backend]:
             try:
                 cgroup = self._roots.open(ref)
-            except (BadCgroup, OSError) as error:
-                if exhausted(error):
-                    raise  # it may well be bound
+            except (BadCgroup, OSError):
                 del self._bound[ref]
                 continue
             with cgroup:
@@ -233,7 +231,8 @@ class Binder:
         if self._managed is None:
             raise NotReady("this binder does not know which devices are managed: send Manage first")
         grants = self._known.unpack(bytes(request.grants), self._managed)
-        _check_mark(request.mark)
+        check_mark(request.mark)
+        check_record(request.record)
         if len(self._bound) >= BOUND_LIMIT and request.cgroup not in self._bound:
             raise Enforcement(
                 f"{len(self._bound)} cgroups are bound, more than this binder keeps: release some",
@@ -246,32 +245,28 @@ class Binder:
         else:
             cgroup = self._open(request.cgroup, where)
         with cgroup:
-            mark = None if made else cgroup.mark()
-            if mark is not None and mark == request.stray:
-                cgroup.set_mark(request.mark)
-                mark = request.mark
-            if mark is not None and mark != request.mark:
-                raise Conflict(
-                    f"cgroup {request.cgroup.path} is bound already: release that first",
-                    cgroup=request.cgroup.path,
-                )
-            if mark is None and not made:
+            label = None if made else cgroup.label()
+            if label is not None and label.mark != request.stray:
+                check_bindable(label, request)
+            elif label is None and not made:
                 if not request.make:
                     self._roots.check_owners(cgroup)
                 self._roots.check_free(cgroup, populated=request.populated)
             try:
-                if mark is None:
+                if label is None:
                     fence.remember(cgroup, made=made)
-                    cgroup.set_mark(request.mark)
-                    # Where only the mark was lost, nothing is closed for a moment.
-                    if not made and fence.verify(cgroup, grants).state == "differs":
-                        fence.forget(cgroup)
+                if label is None or (label.mark, label.record) != (request.mark, request.record):
+                    # Before the grants: a ledger that is made again from it can only give more.
+                    cgroup.set_label(Label(request.mark, request.record))
+                # Where only the mark was lost, nothing is closed for a moment.
+                if label is None and not made and fence.verify(cgroup, grants).state == "differs":
+                    fence.forget(cgroup)
                 fence.bind(cgroup, grants, made=made)
                 if request.deep:
                     fence.spread(cgroup, grants)
             except BaseException:
                 # Nothing is to be left of what failed. The fence of one that existed stays closed.
-                if mark is None:
+                if label is None:
                     cgroup.drop_mark()
                 if made:
                     cgroup.remove()
@@ -281,7 +276,7 @@ class Binder:
 
     def _unbind(self, request: Unbind) -> Unbound:
         fence = self._fence(request.cgroup)
-        _check_mark(request.mark)
+        check_mark(request.mark)
         try:
             cgroup = self._roots.open(request.cgroup)
         except FileNotFoundError:
@@ -325,16 +320,21 @@ class Binder:
         if self._managed is None:
             raise NotReady("this binder does not know which devices are managed: send Manage first")
         grants = self._known.unpack(bytes(request.grants), self._managed)
-        _check_mark(request.mark)
+        check_mark(request.mark)
         try:
             with self._roots.open(request.cgroup) as cgroup:
-                mark = cgroup.mark()
-                if mark is not None and mark != request.mark:
-                    return Verified("stray", mark)
+                label = cgroup.label()
+                if label is not None and label.mark != request.mark:
+                    return Verified("stray", label.mark)
+                if label is not None and label.released:
+                    return Verified("released", "its grants were taken back")
                 verified = fence.verify(cgroup, grants)
-                if mark is None:
+                if label is None:
                     more = f", and {verified.fault}" if verified.state == "differs" else ""
                     return Verified("differs", f"its mark is gone{more}", verified.masks)
+                known = request.record in (None, zlib.crc32(label.record))
+                if not known and verified.state != "differs":
+                    return Verified("differs", "its record is not the ledger's", verified.masks)
                 return verified
         except FileNotFoundError:
             found = self._roots.find(request.cgroup, request.mark)
@@ -355,7 +355,7 @@ class Binder:
 
     def _join(self, request: Join, fds: Sequence[int]) -> Done:
         self._fence(request.cgroup)
-        _check_mark(request.mark)
+        check_mark(request.mark)
         if len(fds) != 1:
             raise Violation(f"a Join with {len(fds)} descriptors, where a pidfd is due")
         pidfd.check(fds[0], request.pid, self._proc, agent=self._agent)
@@ -367,6 +367,15 @@ class Binder:
             pidfd.check_free(request, self._roots, self._proc)
             pidfd.enter(cgroup, fds[0], request.pid)
         return Done()
+
+    def _list(self, request: List) -> Listed:
+        if self._taken is None:
+            raise NotReady("this binder has not been told to take over: send Take first")
+        self._find_bound()
+        listed = self._listing.answer(request)
+        # What is found below the allowed roots is fenced like all others when devices come.
+        self._bound.update(dict.fromkeys(marked.cgroup for marked in listed.cgroups))
+        return listed
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -384,8 +393,3 @@ class Binder:
                     home.remove()
         if self._made:
             simnode.remove(self._directory)
-
-
-def _check_mark(mark: str) -> None:
-    if not 0 < len(mark.encode()) <= MARK_LIMIT:
-        raise Violation(f"a mark of {len(mark)} characters")

@@ -21,9 +21,10 @@ from typing import Self
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Rule
 from xce_nodeagent.privileged import bpf
+from xce_nodeagent.privileged.label import Label
 
 BINDING = "trusted.xce.binding"
-"""Whose the cgroup is: the mark that Bind carries."""
+"""Whose the cgroup is, whether that one was released, and its record; see label.py."""
 GRANTS = "trusted.xce.grants"
 """What was granted, where the kernel does not show it (cgroup v1, a program per job)."""
 OTHERS = "trusted.xce.others"
@@ -81,12 +82,23 @@ class Cgroup:
 
     def mark(self) -> str | None:
         """Give the mark of the binding that has this cgroup; None when nobody has it."""
-        value = self._attribute(BINDING)
-        return None if value is None else value.decode("utf-8", "replace")
+        label = self.label()
+        return None if label is None else label.mark
 
-    def set_mark(self, mark: str) -> None:
-        """Mark the cgroup as a binding's."""
-        os.setxattr(self.fd, BINDING, mark.encode())
+    def label(self) -> Label | None:
+        """Give all that is known of the binding that has this cgroup; None when nobody has it."""
+        value = self._attribute(BINDING)
+        return None if value is None else Label.read(value)
+
+    def set_label(self, label: Label) -> None:
+        """Mark the cgroup as a binding's, with its record."""
+        os.setxattr(self.fd, BINDING, label.value())
+
+    def release_label(self) -> None:
+        """Say on the cgroup that its grants are taken back, for good."""
+        label = self.label()
+        if label is not None and not label.released:
+            self.set_label(label._replace(released=True))
 
     def drop_mark(self) -> None:
         """Take the binding's marks away."""

@@ -38,6 +38,10 @@ class Fence(Protocol):
         """Compare with the kernel; change nothing."""
         ...
 
+    def granted(self, cgroup: Cgroup) -> tuple[Rule, ...] | None:
+        """Give the grants that are in force; None where they cannot be read."""
+        ...
+
     def verify_home(self, home: Cgroup | None) -> str:
         """Compare what all bindings share; give the fault, "" where there is none."""
         ...
@@ -56,8 +60,12 @@ def take_back(cgroup: Cgroup, fence: Fence, *, remove: bool) -> Unbound:
     if remove and cgroup.remove_alone():
         return Unbound(gone=True)
     # Somebody is in it, or it stays: it is closed before anything else. `bind`, because somebody
-    # else may have taken the fence away meanwhile.
-    fence.bind(cgroup, (), made=False)
+    # else may have taken the fence away meanwhile. The word on it comes first, so that nobody
+    # opens again what is closed, whatever the ledger has lost.
+    try:
+        cgroup.release_label()
+    finally:
+        fence.bind(cgroup, (), made=False)
     populated, pids = cgroup.occupants()
     if populated or (populated is None and not remove):
         return Unbound(gone=False, pids=pids, populated=True)

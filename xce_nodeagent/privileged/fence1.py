@@ -121,6 +121,10 @@ class Fence1:
                 return Verified("differs", f"{Rule(rule.device, missing).line()} is not allowed")
         return Verified("ok")
 
+    def granted(self, cgroup: Cgroup) -> tuple[Rule, ...] | None:
+        """Give what is recorded."""
+        return cgroup.grants()
+
     # ---- acting -----------------------------------------------------------------------------
 
     @staticmethod

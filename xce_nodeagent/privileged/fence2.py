@@ -213,14 +213,24 @@ class SharedFence:
         """Look for exactly one fence of ours, the right one, with these grants."""
         fault = attachment.fault(cgroup, self._same, self._programs)
         if not fault:
-            key = struct.pack("=Q", cgroup.id)
-            value = bpfcall.map_lookup(self._grants, key, bpf.grants_size(self._slots))
+            value = self._stored(cgroup)
             if value != self._value(grants):
                 fault = _grants_fault(value, grants)
         masks = mask.masks(cgroup, self._programs, self._ours)
         if not fault and not masks:
             return _OK
         return Verified("differs" if fault else "ok", fault, masks)
+
+    def _stored(self, cgroup: Cgroup) -> bytes | None:
+        key = struct.pack("=Q", cgroup.id)
+        return bpfcall.map_lookup(self._grants, key, bpf.grants_size(self._slots))
+
+    def granted(self, cgroup: Cgroup) -> tuple[Rule, ...] | None:
+        """Read the storage of the cgroup."""
+        value = self._stored(cgroup)
+        with contextlib.suppress(ValueError):
+            return () if value is None else bpf.decode_grants(value)
+        return None
 
     def verify_home(self, home: Cgroup | None) -> str:
         """Look for our anchor, and for exactly the devices that were last managed."""

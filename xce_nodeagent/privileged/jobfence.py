@@ -86,6 +86,10 @@ class JobFence:
     def spread(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
         """Every sub-cgroup is judged by the same program."""
 
+    def granted(self, cgroup: Cgroup) -> tuple[Rule, ...] | None:
+        """Give what is recorded."""
+        return cgroup.grants()
+
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Compare the tag of what is attached with that of a copy, and the record."""
         tag = self._tag(cgroup, grants)

@@ -22,6 +22,10 @@ from xce_nodeagent.model.rule import Device, Rule
 MESSAGE_LIMIT = 128 * 1024
 """Bytes of one message. The largest is `Manage` on a host of 8 GPUs with every MIG slice."""
 
+RECORD_LIMIT = 56 * 1024
+"""Bytes of a binding's record. With its mark it is one extended attribute, of at most 64 KiB, and a
+message has room for two."""
+
 Role = Literal["binder", "prober", "witness"]
 
 
@@ -82,10 +86,11 @@ class Bind(Struct, frozen=True, tag="bind"):
 
     `make`: the cgroup is ours, make it below the home; otherwise it must exist below an allowed
     root. `populated`: processes may be in it already. `mark` is stored as `trusted.xce.binding`
-    on the cgroup; a cgroup that bears another mark is refused as a conflict, unless it is `stray`:
-    a mark that no binding has. `deep`: also give what is granted to every sub-cgroup again, where
-    one may lack it (cgroup v1). `grants` are packed by `pack`: the same sets come again and again,
-    and the binder knows them by their bytes.
+    on the cgroup, with the `record`, from which the agent can tell the whole binding again; a
+    cgroup that bears another mark is refused as a conflict, unless it is `stray`: a mark that no
+    binding has. So is one whose grants were taken back: a release is never undone. `deep`: also
+    give what is granted to every sub-cgroup again, where one may lack it (cgroup v1). `grants` are
+    packed by `pack`: the same sets come again and again, and the binder knows them by their bytes.
     """
 
     mark: str
@@ -95,6 +100,7 @@ class Bind(Struct, frozen=True, tag="bind"):
     populated: bool = False
     deep: bool = False
     stray: str = ""
+    record: bytes = b""
 
 
 def pack(grants: tuple[Rule, ...]) -> msgspec.Raw:
@@ -133,11 +139,15 @@ class Unbound(Struct, frozen=True, tag="unbound"):
 
 
 class Verify(Struct, frozen=True, tag="verify"):
-    """Compare a cgroup with what it should be; changes nothing. `grants` are packed by `pack`."""
+    """Compare a cgroup with what it should be; changes nothing. `grants` are packed by `pack`.
+
+    `record` is the CRC-32 of the record that it should have; None lets that be.
+    """
 
     mark: str
     cgroup: CgroupRef
     grants: msgspec.Raw
+    record: int | None = None
 
 
 class Mask(Struct, frozen=True):
@@ -152,11 +162,12 @@ class Mask(Struct, frozen=True):
 class Verified(Struct, frozen=True, tag="verified"):
     """`state`: ok, gone, differs (with the fault), or unverifiable (cgroup v1 shows no denies).
 
-    `stray`: the cgroup bears another mark, which `fault` then is. `masks` are programs of others:
-    what they refuse the job cannot open, whatever we granted.
+    `stray`: the cgroup bears another mark, which `fault` then is. `released`: its grants were taken
+    back, and it waits for its processes to end. `masks` are programs of others: what they refuse
+    the job cannot open, whatever we granted.
     """
 
-    state: Literal["ok", "gone", "differs", "unverifiable", "stray"]
+    state: Literal["ok", "gone", "differs", "unverifiable", "stray", "released"]
     fault: str = ""
     masks: tuple[Mask, ...] = ()
 
@@ -173,6 +184,43 @@ class HomeVerified(Struct, frozen=True, tag="home_verified"):
 
     fault: str
     cpu: float
+
+
+class List(Struct, frozen=True, tag="list"):
+    """Give the cgroups that bear a mark, in the order of their names, from behind `after` on.
+
+    Those below the home and those that the ledger or this binder knew; with `deep` also what is
+    found below the allowed roots. Without `after` it is looked anew.
+    """
+
+    after: CgroupRef | None = None
+    deep: bool = False
+
+
+class Listed(Struct, frozen=True, tag="listed"):
+    """As many as a message holds; `more`: ask again, with the last one as `after`.
+
+    `whole` is false when there is more below the roots than is looked into.
+    """
+
+    cgroups: tuple[Marked, ...]
+    more: bool
+    whole: bool
+
+
+class Marked(Struct, frozen=True):
+    """A cgroup that bears a mark, and what the kernel has of it.
+
+    `grants` are those that are in force, None where they cannot be read. `released`: they were
+    taken back.
+    """
+
+    cgroup: CgroupRef
+    mark: str
+    record: bytes
+    released: bool
+    grants: tuple[Rule, ...] | None
+    populated: bool
 
 
 class Join(Struct, frozen=True, tag="join"):
@@ -235,11 +283,6 @@ class Looked(Struct, frozen=True, tag="looked"):
     hidden: int
 
 
-EXHAUSTED = "exhausted"
-"""Among the details of a failure: the helper had no descriptors or memory left, so this is no
-answer, and another helper is to be asked."""
-
-
 class Failed(Struct, frozen=True, tag="failed"):
     """It could not be done; `code` is a pinned error's, and nothing was changed."""
 
@@ -249,8 +292,8 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 SupervisorAnswer = Given | Failed
-BinderRequest = Take | Manage | Bind | Unbind | Verify | VerifyHome | Join
-BinderAnswer = Taken | Unbound | Verified | HomeVerified | Done | Failed
+BinderRequest = Take | Manage | Bind | Unbind | Verify | VerifyHome | Join | List
+BinderAnswer = Taken | Unbound | Verified | HomeVerified | Done | Listed | Failed
 ProberRequest = Probe
 ProberAnswer = Probed | Failed
 WitnessRequest = Look

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
-from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement, exhausted
+from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement
 from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.privileged import ancestry
@@ -155,8 +155,6 @@ class Roots:
                     raise
                 os.close(self._fds.pop(root))
             except OSError as error:
-                if exhausted(error):
-                    raise
                 raise self._unusable(ref, error) from None
         raise AssertionError  # the second round returns or raises
 
@@ -181,8 +179,6 @@ class Roots:
                 cgroup=root.path,
             ) from None
         except OSError as error:
-            if exhausted(error):
-                raise
             raise self._unusable(ref, error) from None
         return self._open(ref, root, inside), made
 
@@ -248,8 +244,6 @@ class Roots:
         except FileNotFoundError:
             raise  # what was below it is gone as well
         except OSError as error:
-            if exhausted(error):
-                raise
             raise BadCgroup(
                 f"{root.path}, a configured root of cgroups: {error.strerror}", cgroup=root.path
             ) from None
@@ -309,6 +303,35 @@ class Roots:
                     return Cgroup(way.ref, os.dup(way.fd), parent, inside)
         return None
 
+    def marked(self) -> tuple[list[CgroupRef], bool]:
+        """Find the bound cgroups below the allowed roots; say whether everything was looked into.
+
+        Bindings do not nest, and none was made below a folder that `check_owners` would refuse:
+        neither is entered, so no job can make this long.
+        """
+        found: list[CgroupRef] = []
+        left = _FIND_LIMIT
+        for root in self._roots:
+            try:
+                parent = self._root_fd(root)
+            except (BadCgroup, OSError):
+                continue  # an allowed root may be a unit that starts later
+            bound: set[str] = set()
+            with Cgroup(root, os.dup(parent), -1, root.path) as top:
+                for way in top.descendants(
+                    left + 1,
+                    enter=lambda way, bound=bound: (  # type: ignore[misc]
+                        way.ref.path not in bound and not ancestry.loose(way.fd, self._owners)
+                    ),
+                ):
+                    if left == 0:
+                        return found, False
+                    left -= 1
+                    if way.mark() is not None:
+                        bound.add(way.ref.path)
+                        found.append(way.ref)
+        return found, True
+
     def bearer(self, ref: CgroupRef) -> tuple[str, str] | None:
         """Give the path and mark of the bound cgroup that this one is, or is below; None if none.
 
@@ -317,9 +340,7 @@ class Roots:
         try:
             root, inside = self._place(ref, "any")
             return ancestry.bearer(self._root_fd(root), root.path, inside.split("/"))
-        except (BadCgroup, OSError) as error:
-            if exhausted(error):
-                raise
+        except (BadCgroup, OSError):
             return None
 
     # ---- taking -----------------------------------------------------------------------------
