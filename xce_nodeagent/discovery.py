@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, topology
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
@@ -75,6 +75,8 @@ def _ask(provider: Provider, host: Host) -> Found:
     except BadConfig:
         raise
     except Exception as error:  # noqa: BLE001  # it must not cost the other providers' news
+        if exhausted(error):  # there may be room again at the next look
+            return Found(state="not_yet", reason=f"the agent is out of it: {error}"[:500])
         _log.exception("provider %s failed", provider.name)
         return Found(state="error", reason=f"{type(error).__name__}: {error}"[:500])
 

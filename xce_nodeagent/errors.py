@@ -10,6 +10,7 @@ top (the socket's server, the command line, a helper's loop) reports once.
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -38,6 +39,17 @@ EXIT_STATUS = {
     ErrorClass.DENIED: 77,  # EX_NOPERM
     ErrorClass.CONFIG: 78,  # EX_CONFIG
 }
+
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Error numbers of want: they say nothing of what was asked for, only that there was no room."""
+
+
+def exhausted(error: BaseException | None) -> bool:
+    """Say whether an error is want of descriptors or memory, which is no answer to any question."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in EXHAUSTED
+    )
 
 
 class AgentError(Exception):

@@ -99,7 +99,7 @@ class Blamed:
 
 
 def prepares(agent, count=20):
-    """Prepare and release with what has nothing to do with NVML; give how long each prepare took."""
+    """Prepare and release what has nothing to do with NVML; give how long each prepare took."""
     took = []
     for _ in range(count):
         began = time.perf_counter()

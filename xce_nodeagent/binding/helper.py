@@ -161,7 +161,7 @@ class _Line:
             if packet is None:
                 self._lost(self, "it has ended")
                 return
-            if packet.descriptors:
+            if packet.descriptors or packet.cut:
                 packet.close()
                 raise Violation("a descriptor came with its answer")  # noqa: TRY301  # one end
             answer = self._decoder.decode(packet.data)
@@ -175,6 +175,9 @@ class _Line:
             return
         if len(self.waiting) <= self._unsent:
             self._lost(self, "it broke the protocol: it answered what was not asked")
+            return
+        if isinstance(answer, ops.Failed) and answer.details.get(ops.EXHAUSTED):
+            self._lost(self, f"it ran out of what it needs: {answer.message}")
             return
         asked = self.waiting.popleft()
         if self._timer is not None or self.waiting:

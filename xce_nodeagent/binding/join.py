@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from xce_nodeagent.binding.executor import Executor
-from xce_nodeagent.errors import BadCgroup, BadRequest, NotPermitted
+from xce_nodeagent.errors import BadCgroup, BadRequest, NotPermitted, exhausted
 from xce_nodeagent.model.binding import Binding
 
 
@@ -23,6 +23,8 @@ async def join(
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
+        if exhausted(error):
+            raise
         raise BadCgroup(f"process {pid}: {error.strerror}", pid=pid) from None
     try:
         if not _may(pid, binding.uid, peer_uid=peer_uid, may_prepare=may_prepare):

@@ -143,6 +143,9 @@ class Supply:
         if isinstance(answer, ops.Failed):
             packet.close()
             self._settle(answer.details.get("role", ""), None, _error(answer))
+        elif packet.cut:
+            reason = "the agent has no descriptor left for it: raise its limit (LimitNOFILE)"
+            self._settle(answer.role, None, NotReady(f"no {answer.role}: {reason}"))
         elif len(packet.descriptors) == 1:
             end = socket.socket(fileno=packet.descriptors[0])
             self._settle(answer.role, (end, answer.pid), None)

@@ -353,8 +353,9 @@ class Daemon:
         self._host.held_ports = frozenset(self.ledger.book.ports_held())
         try:
             await self.survey.refresh()
-        except AgentError as error:
-            log.error("the hardware cannot be looked at: %s", error.message)
+        except (AgentError, OSError) as error:
+            log.error("the hardware cannot be looked at: %s", error)
+            self._rescan_in(RETRY_SECONDS)
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
 

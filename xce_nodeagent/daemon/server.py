@@ -27,7 +27,15 @@ from xce_nodeagent.daemon.connection import CHUNK, Connection, Peer
 from xce_nodeagent.daemon.line import Line
 from xce_nodeagent.daemon.method import METHODS, STREAMED, Introspection, Method
 from xce_nodeagent.daemon.service import Service
-from xce_nodeagent.errors import AgentError, BadConfig, Conflict, Internal, NotPermitted, NotReady
+from xce_nodeagent.errors import (
+    AgentError,
+    BadConfig,
+    Conflict,
+    Internal,
+    NotPermitted,
+    NotReady,
+    exhausted,
+)
 from xce_nodeagent.model.inventory import Inventory
 
 __all__ = ["Limits", "Peer", "Server", "Service", "listen"]
@@ -292,7 +300,12 @@ class Server:
             self._failed(connection, call, error)
 
     def _failed(self, connection: Connection, call: message.Call | None, error: Exception) -> None:
-        if not isinstance(error, AgentError):
+        if exhausted(error):
+            log.error(
+                "%s: the agent is out of descriptors or memory: %s", call and call.method, error
+            )
+            error = NotReady(f"the agent is out of descriptors or memory ({error}): try again")
+        elif not isinstance(error, AgentError):
             log.error("%s failed by a fault of ours", call and call.method, exc_info=error)
             error = Internal(
                 f"a fault of the agent ({type(error).__name__}); its log has the traceback"

@@ -11,7 +11,7 @@ import select
 from pathlib import Path
 from typing import NamedTuple
 
-from xce_nodeagent.errors import BadCgroup
+from xce_nodeagent.errors import BadCgroup, exhausted
 from xce_nodeagent.model.plan import Backend, CgroupRef
 
 FOLDERS_LIMIT = 256
@@ -72,6 +72,8 @@ def at(path: str) -> CgroupRef:
     try:
         real = os.path.realpath(path, strict=True)
     except OSError as error:
+        if exhausted(error):
+            raise
         raise BadCgroup(
             f"cgroup {path}: {error.strerror}; make it before prepare, or leave --cgroup away",
             cgroup=path,
@@ -105,6 +107,8 @@ def of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError) as error:
+        if exhausted(error):
+            raise
         raise BadCgroup(f"process {pid}: {error}", pid=pid) from None
     try:
         found = _of_process(pid, mounted)
@@ -121,6 +125,8 @@ def _of_process(pid: int, mounted: dict[str, str]) -> CgroupRef:
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8").splitlines()
     except OSError as error:
+        if exhausted(error):
+            raise
         raise BadCgroup(f"process {pid}: {error.strerror}", pid=pid) from None
     paths: dict[str, str] = {}
     for line in lines:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from xce_nodeagent.errors import exhausted
+
 
 class Host:
     """A machine to look at.
@@ -59,7 +61,8 @@ class Host:
         """Give the stripped text of a small file; None when it is absent or cannot be read.
 
         sysfs answers some attributes with an error (`speed` of a link that is down: EINVAL); to
-        discovery that is the same as an attribute that is absent.
+        discovery that is the same as an attribute that is absent. Want of descriptors or memory is
+        no absence: raise OSError then, or all hardware would seem to have gone.
         """
         path = self._inside(name)
         if path is None:
@@ -67,7 +70,9 @@ class Host:
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 return file.read().strip()
-        except OSError:
+        except OSError as error:
+            if exhausted(error):
+                raise
             return None
 
     def number(self, name: str) -> int | None:
@@ -79,13 +84,15 @@ class Host:
             return None
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Give the names in a folder, sorted; nothing when it is absent."""
+        """Give the names in a folder, sorted; nothing when it is absent. Raises as `read` does."""
         path = self._inside(name)
         if path is None:
             return ()
         try:
             return tuple(sorted(os.listdir(path)))
-        except OSError:
+        except OSError as error:
+            if exhausted(error):
+                raise
             return ()
 
     def real(self, name: str) -> str | None:

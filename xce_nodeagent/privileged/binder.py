@@ -24,6 +24,7 @@ from xce_nodeagent.errors import (
     Conflict,
     Enforcement,
     NotReady,
+    exhausted,
 )
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
@@ -127,8 +128,12 @@ class Binder:
                 case List():
                     return self._list(request)
         except AgentError as error:
+            if exhausted(error.__cause__):
+                raise
             return Failed(error.code, error.message, error.details)
         except OSError as error:
+            if exhausted(error):
+                raise  # it is done again, by another binder
             # What the kernel may always say: no memory, no space, too many open files.
             what = f"{type(request).__name__}: {error.filename or 'the kernel'}: {error.strerror}"
             return Failed(Enforcement.code, what, {"errno": error.errno})
@@ -197,7 +202,9 @@ class Binder:
         for ref in [ref for ref in self._bound if ref.backend == backend]:
             try:
                 cgroup = self._roots.open(ref)
-            except (BadCgroup, OSError):
+            except (BadCgroup, OSError) as error:
+                if exhausted(error):
+                    raise  # it may well be bound
                 del self._bound[ref]
                 continue
             with cgroup:

@@ -35,10 +35,14 @@ class Violation(Exception):
 
 
 class Packet(NamedTuple):
-    """A packet as it came. `data` is good until the next one is received."""
+    """A packet as it came. `data` is good until the next one is received.
+
+    `cut`: it came with a descriptor that this process has no room for.
+    """
 
     data: memoryview
     descriptors: tuple[int, ...]
+    cut: bool = False
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -111,16 +115,20 @@ class Channel:
         length, ancillary, flags, _ = self._end.recvmsg_into(
             [self._buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
         )
-        packet = Packet(self._buffer[:length], _descriptors(ancillary))
+        descriptors = _descriptors(ancillary)
+        # There is room for more than one, so none at all means that our table is full (unix(7)).
+        cut = bool(flags & socket.MSG_CTRUNC) and not descriptors
+        packet = Packet(self._buffer[:length], descriptors, cut)
         too_long = length > MESSAGE_LIMIT or flags & socket.MSG_TRUNC
-        if too_long or flags & socket.MSG_CTRUNC or len(packet.descriptors) > DESCRIPTOR_LIMIT:
+        many = flags & socket.MSG_CTRUNC and not cut
+        if too_long or many or len(packet.descriptors) > DESCRIPTOR_LIMIT:
             packet.close()
             raise Violation(
                 f"a packet of more than {MESSAGE_LIMIT} bytes"
                 if too_long
                 else f"a packet with more than {DESCRIPTOR_LIMIT} descriptor"
             )
-        return packet if length or packet.descriptors else None
+        return packet if length or packet.descriptors or cut else None
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a packet.

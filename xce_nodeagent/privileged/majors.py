@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from xce_nodeagent.errors import exhausted
 from xce_nodeagent.model import major
 from xce_nodeagent.model.rule import MAJOR_LIMIT, MINOR_LIMIT, Device
 from xce_nodeagent.privileged.channel import Violation
@@ -59,7 +60,9 @@ def misc_minors(proc: Path) -> dict[int, str]:
     """Read /proc/misc: the name behind each minor."""
     try:
         text = (proc / "misc").read_text("utf-8")
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise
         return {}  # a kernel without misc devices
     lines = (line.split() for line in text.splitlines())
     return {int(line[0]): line[1] for line in lines if len(line) == 2}

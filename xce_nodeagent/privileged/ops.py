@@ -283,6 +283,11 @@ class Looked(Struct, frozen=True, tag="looked"):
     hidden: int
 
 
+EXHAUSTED = "exhausted"
+"""Among the details of a failure: the helper had no descriptors or memory left, so this is no
+answer, and another helper is to be asked."""
+
+
 class Failed(Struct, frozen=True, tag="failed"):
     """It could not be done; `code` is a pinned error's, and nothing was changed."""
 

@@ -7,7 +7,7 @@ import os
 import select
 from pathlib import Path
 
-from xce_nodeagent.errors import BadCgroup, BadRequest
+from xce_nodeagent.errors import BadCgroup, BadRequest, exhausted
 from xce_nodeagent.host.cgroup import hierarchies
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
@@ -40,7 +40,9 @@ def check_free(request: Join, roots: Roots, proc: Path) -> None:
     """Raise BadRequest for a process in another binding's cgroup: it may hold what that one has."""
     try:
         text = (proc / str(request.pid) / "cgroup").read_text("utf-8", "replace")
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise
         return  # it is ending; or /proc is mounted with hidepid=
     for ref in cgroups_of(text, hierarchies((proc / "self/mountinfo").read_text("utf-8"))):
         if ref.backend != request.cgroup.backend:
@@ -64,7 +66,9 @@ def _kept_back(pid: int, proc: Path, agent: int) -> str:
         return "the binder itself"
     try:
         text = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise
         # It is ending, which `enter` sees; or /proc is mounted with hidepid=, and then a job's
         # process must not be refused because it cannot be looked at.
         return ""

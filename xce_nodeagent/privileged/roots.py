@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
-from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement
+from xce_nodeagent.errors import BadCgroup, BadConfig, Enforcement, exhausted
 from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.privileged import ancestry
@@ -155,6 +155,8 @@ class Roots:
                     raise
                 os.close(self._fds.pop(root))
             except OSError as error:
+                if exhausted(error):
+                    raise
                 raise self._unusable(ref, error) from None
         raise AssertionError  # the second round returns or raises
 
@@ -179,6 +181,8 @@ class Roots:
                 cgroup=root.path,
             ) from None
         except OSError as error:
+            if exhausted(error):
+                raise
             raise self._unusable(ref, error) from None
         return self._open(ref, root, inside), made
 
@@ -244,6 +248,8 @@ class Roots:
         except FileNotFoundError:
             raise  # what was below it is gone as well
         except OSError as error:
+            if exhausted(error):
+                raise
             raise BadCgroup(
                 f"{root.path}, a configured root of cgroups: {error.strerror}", cgroup=root.path
             ) from None
@@ -340,7 +346,9 @@ class Roots:
         try:
             root, inside = self._place(ref, "any")
             return ancestry.bearer(self._root_fd(root), root.path, inside.split("/"))
-        except (BadCgroup, OSError):
+        except (BadCgroup, OSError) as error:
+            if exhausted(error):
+                raise
             return None
 
     # ---- taking -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ It blocks in the kernel while there is nothing to do.
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from xce_nodeagent.errors import AgentError, Internal
+from xce_nodeagent.errors import AgentError, Internal, NotReady, exhausted
 from xce_nodeagent.privileged.channel import Channel, Violation, encode
-from xce_nodeagent.privileged.ops import Failed
+from xce_nodeagent.privileged.ops import EXHAUSTED, Failed
 
 EXIT_CLOSED = 0
 """The other end was closed: all is well."""
@@ -70,7 +71,11 @@ def serve(channel: Channel, requests: Any, work: Work, log: Log) -> int:
         while (packet := channel.receive()) is not None:
             try:
                 request = decoder.decode(packet.data)
-                answer, fault = _answer(work, request, packet.descriptors, log)
+                if packet.cut:
+                    full = OSError(errno.EMFILE, "a descriptor came and there is no room for it")
+                    answer, fault = _out_of(request, full, log), True
+                else:
+                    answer, fault = _answer(work, request, packet.descriptors, log)
             finally:
                 packet.close()
             channel.send(answer)
@@ -93,13 +98,27 @@ def _answer(
     try:
         return encode(work.handle(request, descriptors)), False
     except AgentError as error:
+        if exhausted(error.__cause__):
+            return _out_of(request, error.__cause__, log), True
         return encode(Failed(error.code, error.message, error.details)), False
     except Violation:
         raise
     except Last as last:
         return encode(last.answer), True
     except Exception as error:  # noqa: BLE001  # whatever it is, the agent must be told
+        if exhausted(error):
+            return _out_of(request, error, log), True
         for line in traceback.format_exc().splitlines():
             log(line)
         message = f"{type(request).__name__}: {type(error).__name__}: {error}; the log has more"
         return encode(Failed(Internal.code, message[:1000])), True
+
+
+def _out_of(request: msgspec.Struct, error: BaseException | None, log: Log) -> bytes:
+    """Give the answer of a helper that has no descriptors or memory left: another does it again.
+
+    It ends by that: what it lacks may have leaked, or somebody gave this one less than the others.
+    """
+    why = f"{type(request).__name__}: {str(error) or type(error).__name__}"
+    log(f"out of descriptors or memory, ending: {why}")
+    return encode(Failed(NotReady.code, why[:1000], {EXHAUSTED: True}))

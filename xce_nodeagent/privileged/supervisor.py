@@ -169,7 +169,7 @@ class Supervisor:
                 return
             packet.close()
             request = self._decoder.decode(packet.data)
-            if packet.descriptors or len(self._waiting) >= WAITING_LIMIT:
+            if packet.descriptors or packet.cut or len(self._waiting) >= WAITING_LIMIT:
                 raise Violation("a descriptor, or a flood")  # noqa: TRY301  # one place to end
         except BlockingIOError:
             return

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from msgspec import structs
 
+from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host import Host, interface, netlink, pci
 from xce_nodeagent.host.interface import Interface, RdmaPort
 from xce_nodeagent.model import environment
@@ -76,6 +77,8 @@ class Nics:
             try:
                 table = netlink.read()
             except OSError as error:
+                if exhausted(error):
+                    raise
                 _log.warning("netlink does not answer, default routes are not known: %s", error)
         permanent = {link.name: link.permanent for link in table.links if link.permanent}
         carriers = interface.carriers(host, table.default_routes)
