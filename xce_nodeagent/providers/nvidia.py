@@ -138,7 +138,7 @@ def _card(
     if version := facts.get("driver_version"):
         attributes["driver_version"] = version
     attributes.update(pci.attributes(host, address))
-    reason = _unhealthy(device, identity, minor)
+    reason = _unhealthy(device, identity, minor) or nodes.lacking
     own = nodes.card(minor, address)
     card = identity or f"gpu-{address}"
     slices = tuple(
@@ -211,7 +211,7 @@ def _slice(
     if profile := str(one.get("name", "")).partition(" MIG ")[2]:
         attributes["mig_profile"] = profile
     caps = nodes.capabilities(minor, gpu_instance, compute_instance)
-    reason = lost
+    reason = lost or nodes.lacking
     if not lost and "uuid" not in one:
         reason = f"its UUID is not known: {one.get('missing', {}).get('uuid', 'no answer')}"
     elif not lost and len(caps) < 2:
@@ -262,6 +262,17 @@ class _Nodes:
             for name, _, minor in (line.partition(" ") for line in lines)
             if minor.strip().isdecimal()
         }
+
+    @property
+    def lacking(self) -> str:
+        """Say what no CUDA program can do without and is not there; empty where nothing is.
+
+        The module comes with the first program that loads it; a job that is bound before would be
+        fenced from it.
+        """
+        if not self._majors or "nvidia-uvm" in self._majors:
+            return ""
+        return "nvidia-uvm is not loaded, and CUDA needs it: `nvidia-modprobe -u -c=0` loads it"
 
     def card(self, minor: int | None, address: str) -> tuple[DeviceNode, ...]:
         """Give a card's own node and its DRM nodes."""
