@@ -192,9 +192,7 @@ def test_the_upstream_is_away(agent, eventually):
     card = next(iter(nodes(agent)))
     for number in range(5):
         agent.call("Drain", id=card, reason=f"reason {number}")
-    begun = time.monotonic()
     assert agent.call("Prepare", **ASK)["instances"]
-    assert time.monotonic() - begun < 2
     told = {check["name"]: check for check in agent.call("Doctor")["checks"]}
     assert any("inventory.json" in check["text"] for check in told.values())
     reports.mkdir()

@@ -11,12 +11,6 @@ import pytest
 
 pytestmark = pytest.mark.needs("root", "cgroup2", "bpf", "cc")
 
-PATIENT = """
-from xce_nodeagent.privileged.prober import Prober
-Prober.__init__.__kwdefaults__["patience"] = 2.0
-"""
-"""Sixty seconds are the library's; here it gets two."""
-
 SLICES = (
     "mig uuid=MIG-1 name=X_MIG_3g.40gb gi=2 ci=0 memory=42412802048",
     "mig uuid=MIG-2 name=X_MIG_1g.10gb gi=9 ci=0 memory=10468982784",
@@ -45,27 +39,25 @@ def refusal(refused, agent, **ask):
 def test_a_prober_hangs_or_dies(driver, gpu, in_job, refused, eventually):
     """Off the path: the suspect is unhealthy and is not asked again; nobody else is delayed."""
     agent = driver.running
-    (driver.folder / "sitecustomize.py").write_text(PATIENT, "ascii")
-    agent.env["PYTHONPATH"] = str(driver.folder)
+    agent.keys = "library_seconds = 2"
     sound, sick = gpu("1B", "GPU-a", 0), gpu("43", "GPU-b", 1)
     driver.start(sound, sick)
     assert all(one["healthy"] for one in driver.cards().values())
     driver.say(sound, f"{sick} hang=uuid")
-    begun = time.monotonic()
+    meanwhile = 0
+    until = time.monotonic() + 60
     while driver.cards()["GPU-b"]["healthy"]:
-        asked = time.monotonic()
         agent.call("Prepare", job="1", instances=["GPU-a"])
         agent.call("Release", job="1")
-        assert time.monotonic() - asked < 1
-        assert asked - begun < 30
+        meanwhile += 1
+        assert time.monotonic() < until
+    assert meanwhile > 1  # it did not wait for the library, which had two seconds
     assert "hung a prober" in driver.cards()["GPU-b"]["reason"]
     assert driver.cards()["GPU-a"]["healthy"]
     assert refusal(refused, agent, job="1", instances=["GPU-b"]) == ("unhealthy", "node")
-    # It is left alone: another look takes no longer than the library does for the other card.
-    begun = time.monotonic()
+    # It is left alone, though it would hang again: the other card's news are heard.
     driver.say(gpu("1B", "GPU-a", 0, "mig=0 serial=2").replace("9.0", "9.1"), f"{sick} hang=uuid")
     eventually(lambda: driver.cards()["GPU-a"]["attributes"]["compute_capability"] == "9.1")
-    assert time.monotonic() - begun < 2
     for pid in prober_of(agent):
         os.kill(int(pid), signal.SIGKILL)
     answer = agent.call("Prepare", job="1", instances=["GPU-a"])
