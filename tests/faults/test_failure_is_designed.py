@@ -1,6 +1,6 @@
 """What fails, and what happens then: one test for each promise that the design makes of a failure.
 
-Those of the ledger and of what outlives a job are in files of their own.
+Those of the hardware are in test_failure_of_hardware.py.
 """
 
 from __future__ import annotations
@@ -202,6 +202,33 @@ def test_the_upstream_is_away(agent, eventually):
     shown = next(one for one in report["instances"] if one["id"] == card)
     assert shown["reason"] == "reason 4"
     assert report["generation"] == agent.call("GetInventory")["generation"]
+
+
+@pytest.mark.parametrize("how", ["corrupt", "lost"])
+def test_the_ledger_is_corrupt_or_lost(agent, in_job, refused, how):
+    """It is moved aside, and made again of what each bound cgroup bears; nothing is given twice."""
+    answer = agent.call("Prepare", **ASK)
+    paths = nodes(agent)
+    inside = in_job(answer["cgroup"]["v2"])
+    agent.stop()
+    state = agent.folder / "state"
+    path = state / "ledger.db"
+    if how == "lost":
+        for part in state.glob("ledger.db*"):
+            part.unlink()
+    else:
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    agent.start()
+    assert opens_only(inside, paths, answer["instances"])
+    assert list(bindings(agent)) == [("1", "a")]
+    if how == "corrupt":
+        assert any(b"\xff" * 4096 in part.read_bytes() for part in state.iterdir() if part != path)
+    with pytest.raises(refused) as caught:
+        agent.call("Prepare", job="2", instances=answer["instances"])
+    assert caught.value.code == "busy"
+    inside.end()
+    assert agent.call("Release", job="1", attempt="a")["clean"] is True
+    assert agent.call("Prepare", job="2", instances=answer["instances"])
 
 
 @pytest.mark.parametrize("attempt", [None, "a", "z"])
