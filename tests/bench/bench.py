@@ -27,7 +27,7 @@ from client import Client, Samples, Shape, Target, many_clients, names, one_clie
 from figures import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from started import HERE, Agent, Place, agent, floor, running, serving
+from started import HERE, Agent, Place, agent, floor, hanging_library, running, serving
 
 LIVE = 1000
 WIDTH = 8
@@ -171,6 +171,16 @@ class Bench:
             grown, plain = found[big.name, "prepare"], found[one.name, "prepare"]
             self._growth("growth_2gib_prepare_hot", grown, plain, note)
 
+    def prober_hangs(self, one: Target, sick: Target, whole: Shape) -> None:
+        """Prepare in an agent whose prober hangs in a vendor's library, beside one without."""
+        times = self.sizes.growth
+        with self.stage("an agent whose prober hangs", times) as step:
+            plan = {side.name: (side, times) for side in (one, sick)}
+            found = one_client(plan, whole, self.jobs, pause=0, block=10, step=step)
+            note = "a prober hangs in NVML all the while; floor: an agent without"
+            sick_ones, plain = found[sick.name, "prepare"], found[one.name, "prepare"]
+            self._growth("prepare_prober_hangs", sick_ones, plain, note)
+
 
 def shapes(one: Agent) -> tuple[Shape, list[Shape]]:
     """Choose what the jobs ask for: one job of 8 GPUs and 4 NICs, or eight with an eighth each."""
@@ -234,7 +244,16 @@ def measure(bench: Bench, place: Place) -> None:
                 if mib < 2000:
                     raise RuntimeError(f"its processes have {mib:.0f} MiB at most: no ballast")
                 bench.memory_growth(product, Target("big", str(big.socket), 0), mib, whole)
-        if not bench.wanted("prepare", "release", "eight", "growth_1000b", "verify"):
+        if bench.wanted("prepare_prober_hangs"):
+            with contextlib.ExitStack() as inner, bench.stage("a library that hangs"):
+                sick = inner.enter_context(
+                    agent(place, "sick", profile=PROFILE, ports=(23000, 23999),
+                          library=hanging_library(place))
+                )  # fmt: skip
+                bench.prober_hangs(product, Target("sick", str(sick.socket), 0), whole)
+        if not bench.wanted(
+            "prepare_cold", "prepare_hot", "release", "eight", "growth_1000b", "verify"
+        ):
             return
         crowded = stack.enter_context(agent(place, "many", profile=PROFILE, ports=(21000, 21999)))
         floor_one = stack.enter_context(floor(place, "one", replies))
@@ -244,7 +263,7 @@ def measure(bench: Bench, place: Place) -> None:
             for side in (many, floor_many):
                 side.fill(LIVE - 1)
         verify(bench, crowded, place.cgroup / "agent-many")
-        if not bench.wanted("prepare", "release", "eight", "growth_1000b"):
+        if not bench.wanted("prepare_cold", "prepare_hot", "release", "eight", "growth_1000b"):
             return
         bench.latencies(Sides(product, floor_one, many, floor_many), whole, parts)
 

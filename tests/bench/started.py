@@ -201,6 +201,20 @@ class Agent:
         return found
 
 
+def hanging_library(place: Place) -> dict[str, str]:
+    """Make a stand-in for NVIDIA's library that hangs; give the variables by which it is found."""
+    folder = place.folder / "nvml"
+    folder.mkdir()
+    source = HERE.parent / "machines/nvml/nvml_stub.c"
+    compiler = ["cc", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
+    subprocess.run(compiler, check=True)
+    data = folder / "data"
+    data.write_text("hang nvmlDeviceGetCount_v2\n", "ascii")
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    return {"LD_LIBRARY_PATH": str(folder), "XCE_NVML_DATA": str(data)}
+
+
 @contextlib.contextmanager
 def agent(
     place: Place,
@@ -209,12 +223,16 @@ def agent(
     profile: str,
     ports: tuple[int, int],
     python_path: Path | None = None,
+    library: Mapping[str, str] | None = None,
 ) -> Iterator[Agent]:
-    """Run the product, with folders, cgroups and device nodes of its own."""
+    """Run the product, with folders, cgroups and device nodes of its own.
+
+    `library` are the variables that give it a vendor's library, which may take an hour.
+    """
     home = place.folder / f"agent-{name}"
     home.mkdir()
     home.chmod(0o755)
-    lines = ["[agent]"]
+    lines = ["[agent]"] + (["library_seconds = 3600"] if library else [])
     if place.cgroup is None:
         lines.append('enforcement = "off"')
     else:
@@ -232,6 +250,7 @@ def agent(
     env["XCE_NODEAGENT_RUNTIME_DIR"] = str(home / "run")
     env.pop("XCE_NODEAGENT_SOCKET", None)
     env.pop("XCE_NODEAGENT_CONFIG", None)
+    env |= library or {}
     if python_path is not None:
         env["PYTHONPATH"] = str(python_path)
     socket, log = home / "run" / "agent.sock", home / "log"
