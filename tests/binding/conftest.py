@@ -15,6 +15,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.errors import BY_CODE, Conflict, Enforcement
 from xce_nodeagent.model import wire
+from xce_nodeagent.model.config import ReleaseConfig
 from xce_nodeagent.model.instance import DeviceNode, Instance
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.plan import AllowDevice, CgroupRef, HoldPort, Plan, SetEnv
@@ -25,6 +26,9 @@ from xce_nodeagent.privileged.ops import (
     Done,
     HomeVerified,
     Join,
+    Look,
+    Looked,
+    Seen,
     Unbind,
     Unbound,
     Verified,
@@ -197,6 +201,8 @@ class Node:
         )
         self.inventory, self.seen, self.number = advance(found, {}, 0)
         self.policy: Any = "required"
+        self.release = ReleaseConfig()
+        self.seen: tuple[Seen, ...] = ()
         self.open()
 
     def open(self) -> None:
@@ -212,6 +218,8 @@ class Node:
             parts=self,
             mounted={},
             clock=self.clock,
+            uptime=self.uptime,
+            release=self.release,
         )
 
     def in_use(self, instance: Instance) -> frozenset[int]:
@@ -222,6 +230,10 @@ class Node:
 
     async def who(self, ports: tuple[int, ...]) -> tuple[wire.LeftOver, ...]:
         return tuple(wire.LeftOver(77, f"listens on tcp {port}", "srv", 5) for port in ports)
+
+    async def look(self, what: Look) -> Looked:
+        wanted = set(map(str, what.devices))
+        return Looked(tuple(seen for seen in self.seen if seen.what in wanted), 0)
 
     def crash(self) -> None:
         """End without a word: what was not committed is lost."""

@@ -22,6 +22,7 @@ from xce_nodeagent.model.plan import (
     Step,
     inverse,
 )
+from xce_nodeagent.model.wire import LeftOver
 
 COMMITTED = b.Committed(
     job="1",
@@ -48,6 +49,16 @@ EVENTS = {
     b.Failed: b.Failed(job="1", attempt="a", code="busy", message="m"),
     b.ReleaseIntended: b.ReleaseIntended(job="1", attempt="a"),
     b.Released: b.Released(job="1", attempt="a"),
+    b.Withheld: b.Withheld(
+        job="1",
+        attempt="a",
+        instances=("x",),
+        plan=Plan(),
+        left=(LeftOver(7, "has c 1:1 open"),),
+        generation="b:1",
+        enforcement="cgroup2",
+        since=0.5,
+    ),
     b.Cleaned: b.Cleaned(job="1", attempt="a"),
     b.Lost: b.Lost(job="1", attempt="a", reason="lost-reboot"),
     b.Ended: b.Ended(job="1", attempt="a"),

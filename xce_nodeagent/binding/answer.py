@@ -33,18 +33,28 @@ def ports(binding: Binding) -> tuple[wire.PortHeld, ...]:
 
 
 def view(
-    binding: Binding, *, last_seen: float, populated: bool | None, env: bool, fault: str = ""
+    binding: Binding,
+    *,
+    last_seen: float,
+    populated: bool | None,
+    env: bool,
+    shared: tuple[wire.LeftOver, ...] = (),
+    trouble: str = "",
+    fault: str = "",
 ) -> wire.BindingView:
     """Give a binding as `jobs` and `job` show it; its environment only when that is asked for.
 
-    `fault` is what verification found wrong.
+    `shared` are those who have something open that it holds; `trouble` says why it cannot be
+    looked who has; `fault` is what verification found wrong.
     """
+    waits = binding.state == "quarantined"
+    reasons = [binding.reason, trouble if waits else "", "shared" if shared else ""]
     return wire.BindingView(
         job=binding.job,
         attempt=binding.attempt,
         uid=binding.uid,
         state=binding.state,
-        reason=binding.reason,
+        reason="; ".join(filter(None, reasons)),
         instances=binding.instances,
         ports=ports(binding),
         cgroup=cgroup(binding),
@@ -52,6 +62,7 @@ def view(
         since=binding.since,
         last_seen=last_seen,
         populated=populated,
+        holders=binding.left if waits else shared,
         env=binding.plan.environment if env else {},
         healthy=not fault,
         fault=fault,

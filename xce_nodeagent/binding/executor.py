@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Raw, structs
 
@@ -22,6 +22,8 @@ from xce_nodeagent.privileged.ops import (
     Done,
     HomeVerified,
     Join,
+    Kill,
+    Killed,
     List,
     Listed,
     Manage,
@@ -191,6 +193,13 @@ class Executor:
             found += listed.cgroups
             if not listed.more:
                 return found, listed.whole
+
+    async def kill(self, binding: Binding, signal: Literal["term", "kill"]) -> Killed:
+        """Signal what is in the binding's cgroup."""
+        step = binding.plan.cgroup
+        if step is None or self._binder is None:
+            return Killed(0, left=False)
+        return _expect(await self._binder.call(Kill(binding.mark, step.cgroup, signal)), Killed)
 
     async def join(self, binding: Binding, pid: int, pidfd: int) -> None:
         """Move a process into the binding's cgroup."""

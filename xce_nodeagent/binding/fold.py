@@ -20,6 +20,7 @@ from xce_nodeagent.model.binding import (
     InvalidTransition,
     Key,
     Undrained,
+    Withheld,
 )
 
 decode = msgspec.json.Decoder(Event).decode
@@ -99,7 +100,7 @@ class Fold:
     ) -> Binding | None:
         self.book.take(event, after, moment)
         match event:
-            case Committed() | Adopted():
+            case Committed() | Adopted() | Withheld():
                 self.finished.pop((event.job, event.attempt), None)
                 self.boots[event.job, event.attempt] = boot
             case Ended():

@@ -23,6 +23,7 @@ from xce_nodeagent.binding.verification import Verification
 from xce_nodeagent.errors import AgentError
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Key
+from xce_nodeagent.model.config import ReleaseConfig
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.provider import Provider
 
@@ -46,6 +47,8 @@ class Lifecycle:
         parts: Parts,
         mounted: dict[str, str],
         clock: Callable[[], float],
+        uptime: Callable[[], float],
+        release: ReleaseConfig,
     ) -> None:
         self.ledger = ledger
         self.book: Book = ledger.book
@@ -73,6 +76,9 @@ class Lifecycle:
             parts=parts,
             inventory=inventory,
             last_seen=self.last_seen,
+            clock=clock,
+            uptime=uptime,
+            policy=release,
         )
         self._selector = selector
         self.inventory = inventory
@@ -132,6 +138,7 @@ class Lifecycle:
             await self.releases.fail(binding, before, error)
             raise
         self.outcomes.carried_out(binding)
+        self.releases.vigil.began(binding)
 
     # ---- the other calls --------------------------------------------------------------------
 
@@ -140,6 +147,8 @@ class Lifecycle:
         found = self.book.of_job(name.job_id(job), attempt)
         if not found:
             raise answer.no_binding(job, attempt)
+        # What waits to be clean is not meant while another run of the job is there.
+        found = [b for b in found if b.state in ("committed", "bound")] or found
         if len(found) > 1:
             raise answer.several_bindings(job, [binding.attempt for binding in found])
         return found[0]

@@ -34,7 +34,8 @@ async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wi
             continue  # released meanwhile, and maybe prepared again: that one is younger
         released.append(ref)
         try:
-            clean = (await lifecycle.releases.undo((job, attempt))).clean
+            releases = lifecycle.releases
+            clean = (await releases.undo((job, attempt), releases.kill_by_itself)).clean
         except AgentError as error:
             # Its intent is recorded, so it is tried again until it is done. The others go on.
             log.error("job %s cannot be released yet: %s", job, error.message)

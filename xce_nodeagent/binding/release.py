@@ -6,6 +6,7 @@ What could not be carried out is taken back here as well: it is a release that n
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 
@@ -13,11 +14,13 @@ from xce_nodeagent.binding import leftover, planner
 from xce_nodeagent.binding.cleaning import Cleaning
 from xce_nodeagent.binding.composer import Composer
 from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.killing import Killing
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
-from xce_nodeagent.errors import AgentError
+from xce_nodeagent.binding.vigil import Vigil
+from xce_nodeagent.errors import AgentError, BadRequest, NotPermitted
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import (
     Binding,
@@ -26,10 +29,13 @@ from xce_nodeagent.model.binding import (
     Cleaned,
     Failed,
     Key,
+    Kill,
     Released,
     ReleaseIntended,
 )
+from xce_nodeagent.model.config import ReleaseConfig
 from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.privileged.ops import Unbound
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +54,9 @@ class Releases:
         parts: Parts,
         inventory: Callable[[], Inventory],
         last_seen: dict[Key, float],
+        clock: Callable[[], float],
+        uptime: Callable[[], float],
+        policy: ReleaseConfig,
     ) -> None:
         self._ledger = ledger
         self._book = ledger.book
@@ -59,7 +68,24 @@ class Releases:
         self._inventory = inventory
         self._last_seen = last_seen
         self._owed: set[Key] = set()
+        self._policy = policy
         self._cleaning = Cleaning(self._unclean, self._clean)
+        self._killing = Killing(
+            executor,
+            policy.kill_grace_seconds,
+            lambda key: key in self._book.live,
+            self._cleaning.soon,
+        )
+        self.vigil = Vigil(
+            ledger=ledger,
+            parts=parts,
+            inventory=inventory,
+            freed=self._freed,
+            withheld=self._cleaning.later,
+            clock=clock,
+            uptime=uptime,
+            residents=policy.residents,
+        )
 
     # ---- what a caller asks for -------------------------------------------------------------
 
@@ -70,12 +96,13 @@ class Releases:
         """
         job = name.job_id(ask.job)
         attempt = name.attempt(ask.attempt) if ask.attempt is not None else None
+        kill = self._kill(ask)
         bindings = self._book.of_job(job, attempt)
         if ask.instances is not None:
             return await self._shrink(bindings, ask.instances)
         if len(bindings) == 1:
-            return await self.undo(bindings[0].key)
-        tried = [self.undo(binding.key) for binding in bindings]
+            return await self.undo(bindings[0].key, kill)
+        tried = [self.undo(binding.key, kill) for binding in bindings]
         results = await asyncio.gather(*tried, return_exceptions=True)
         for result in results:  # what cannot be released now keeps none of the others
             if isinstance(result, BaseException):
@@ -88,48 +115,87 @@ class Releases:
             recorded=all(o.recorded for o in outcomes) and self._ledger.recorded(job, attempt),
             holders=tuple(left for outcome in outcomes for left in outcome.holders),
             quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
+            killing=any(outcome.killing for outcome in outcomes),
         )
 
-    async def undo(self, key: Key) -> wire.Released:
-        """Release one binding, whole. A second release waits for the first and finds it done."""
+    def _kill(self, ask: wire.Release) -> Kill:
+        """Say what becomes of processes that are left; raise NotPermitted where it may not be."""
+        if ask.kill == "term-then-kill":
+            if ask.instances is not None:
+                raise BadRequest("kill goes with the release of a whole binding, not of instances")
+            if self._policy.kill == "none":
+                raise NotPermitted(
+                    f"job {ask.job!r}: this node ends no processes: set [release] kill ="
+                    " 'on-request' in its configuration, or release without --kill",
+                    key="release.kill",
+                )
+        return ask.kill or self.kill_by_itself
+
+    @property
+    def kill_by_itself(self) -> Kill:
+        """What becomes of processes that are left when nobody says anything about them."""
+        return "term-then-kill" if self._policy.kill == "term-then-kill" else "none"
+
+    async def undo(self, key: Key, kill: Kill = "none") -> wire.Released:
+        """Release one binding, whole. A second release waits for the first and finds it done.
+
+        What was once asked to be killed stays so.
+        """
         async with self._turns.of(key):
             binding = self._book.live.get(key)
             if binding is None:
                 recorded = self._ledger.recorded(*key)
                 return wire.Released(released=True, clean=True, known=False, recorded=recorded)
-            recorded = True
-            if binding.state != "quarantined":
-                recorded = self._intend(binding)
+            recorded = self._intend(binding, kill)
             # Who listens is looked at while the binder works. Nobody did: then nobody can later,
             # for the job's processes are gone or told of. Somebody did: it may be gone by now.
             seen: list[int] = []
+            look = functools.partial(self._listening, binding)
             try:
-                unbound = await self._executor.take_back(
-                    binding, lambda: seen.extend(self._listening(binding))
-                )
+                unbound = await self._executor.take_back(binding, lambda: seen.extend(look()))
             except AgentError:
                 self.clean_later()
                 raise
             left = leftover.in_cgroup(unbound)
-            ports = self._listening(binding) if seen else []
+            ports = look() if seen else []
             if ports:
                 left += await self._parts.who(tuple(ports))
+            # The vigil may have freed what was quarantined meanwhile.
+            binding = self._book.live.get(key)
+            if binding is None:
+                return wire.Released(released=True, clean=True)
             quarantined = leftover.quarantined(binding, unbound, ports)
-            self._outcome(binding, left, quarantined)
+            if not left and binding.state == "quarantined" and self.vigil.doubt(binding):
+                # Nobody is in the cgroup any more; what the devices are is seen off the path.
+                left, quarantined = binding.left, binding.instances
+                clean = False
+            else:
+                clean = not left
+                self._outcome(binding, left, quarantined)
+            killing = self._to_be_killed(binding, kill, unbound)
+            if killing:
+                self._killing.begin(binding)
             return wire.Released(
                 released=True,
-                clean=not left,
+                clean=clean,
                 recorded=recorded,
                 holders=left,
                 quarantined=quarantined,
+                killing=killing,
             )
 
-    def _intend(self, binding: Binding) -> bool:
-        if binding.state == "releasing":
+    def _to_be_killed(self, binding: Binding, kill: Kill, unbound: Unbound) -> bool:
+        asked = "term-then-kill" in (binding.kill, kill) and self._policy.kill != "none"
+        return asked and (unbound.populated or bool(unbound.pids))
+
+    def _intend(self, binding: Binding, kill: Kill) -> bool:
+        more = kill != "none" and binding.kill == "none"
+        if binding.state in ("releasing", "quarantined") and not more:
             return True
         # The fence is closed all the same: a disk that is full must not keep devices open. What is
         # not on the disk yet is tried again by itself, and nobody gets the instances before.
-        if self._ledger.record(ReleaseIntended(job=binding.job, attempt=binding.attempt)):
+        job, attempt = binding.key
+        if self._ledger.record(ReleaseIntended(job=job, attempt=attempt, kill=kill)):
             return True
         log.error("release of job %s is not recorded yet", binding.job)
         self._outcomes.flush_later()
@@ -140,19 +206,23 @@ class Releases:
     ) -> None:
         job, attempt = binding.job, binding.attempt
         if binding.state == "quarantined":
-            if left:
-                self.clean_later()
-            else:
-                self._outcomes.note(Cleaned(job=job, attempt=attempt))
-                self._last_seen.pop(binding.key, None)
+            if not left:
+                self._freed(binding.key)
         else:
             self._outcomes.note(
                 Released(job=job, attempt=attempt, left=left, quarantined=quarantined)
             )
-            if left:
-                self.clean_later()
-            else:
+            self.vigil.left(binding, tuple(i for i in binding.instances if i not in quarantined))
+            if not left:
                 self._last_seen.pop(binding.key, None)
+        if left:
+            self.clean_later()
+
+    def _freed(self, key: Key) -> None:
+        """Note that a quarantined binding is clean."""
+        self._outcomes.note(Cleaned(job=key[0], attempt=key[1]))
+        self._last_seen.pop(key, None)
+        log.info("job %s is clean now: its instances are free", key[0])
 
     def _listening(self, binding: Binding) -> list[int]:
         return leftover.listening(binding, self._inventory(), self._parts)
@@ -170,7 +240,8 @@ class Releases:
                     composer=self._composer,
                 )
                 if event is not None:
-                    await self._finish_or_owe(self._changed(event))
+                    away = tuple(i for i in now.instances if i not in event.instances)
+                    await self._finish_or_owe(self._changed(event), now, away)
         recorded = all(self._ledger.recorded(*binding.key) for binding in bindings)
         return wire.Released(released=True, clean=True, known=bool(bindings), recorded=recorded)
 
@@ -205,7 +276,9 @@ class Releases:
             self._outcomes.flush_later()
         return self._book.live[event.job, event.attempt]
 
-    async def _finish_or_owe(self, binding: Binding) -> None:
+    async def _finish_or_owe(
+        self, binding: Binding, before: Binding | None = None, away: tuple[str, ...] = ()
+    ) -> None:
         """Carry out what takes something away; what cannot be now is tried again until it is.
 
         Until then nobody else gets what is leaving: the kernel may still let this job have it.
@@ -218,6 +291,8 @@ class Releases:
             self.clean_later()
         else:
             self._outcomes.note(Bound(job=binding.job, attempt=binding.attempt))
+            if before is not None:
+                self.vigil.left(before, away)
 
     # ---- what is left over ------------------------------------------------------------------
 
@@ -231,7 +306,8 @@ class Releases:
 
     async def _clean(self, key: Key) -> bool:
         if key not in self._owed:
-            return (await self.undo(key)).clean
+            await self.undo(key)
+            return False  # whoever finds it clean says so
         async with self._turns.of(key):
             self._owed.discard(key)
             binding = self._book.live.get(key)
@@ -241,4 +317,6 @@ class Releases:
 
     async def close(self) -> None:
         """Stop looking."""
+        await self._killing.close()
+        await self.vigil.close()
         await self._cleaning.close()

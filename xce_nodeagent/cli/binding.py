@@ -111,21 +111,34 @@ def environment(variables: dict[str, str], style: str) -> str:
     return "".join(f"{name}={text}\n" for name, text in variables.items())
 
 
+KILL = "term-then-kill"
+
+
 @command()
 @_job
 @_attempt
 @_instance
+@click.option("--kill", is_flag=True, help="End what is left in the job's cgroup.")
 @with_json
 @with_agent()
 @pass_session
 @example("xce-nodeagent release --job 17 --attempt 1")
-def release(session: Session, job: str, attempt: str | None, instances: tuple[str, ...]) -> None:
+def release(
+    session: Session, job: str, attempt: str | None, instances: tuple[str, ...], *, kill: bool
+) -> None:
     """Release what a job holds; with --instance, only that.
 
     Without --attempt, every run of the job. Processes that are left over are told, and what they
     hold is kept back until they are gone: that is no failure. Nor is a job that is not known.
+    With --kill, those in the job's cgroup get SIGTERM, and SIGKILL a while later; the node's
+    configuration must allow it.
     """
-    asked = {"job": job, "attempt": attempt, "instances": instances or None}
+    asked = {
+        "job": job,
+        "attempt": attempt,
+        "instances": instances or None,
+        "kill": KILL if kill else None,
+    }
     answer = session.call("Release", asked)
     tell_left_over(asked, answer)
     if session.json:
@@ -146,6 +159,10 @@ def tell_left_over(ref: Mapping[str, Any], answer: dict[str, Any]) -> None:
             f"job {job} is released, but left processes: {left}\n"
             f"held back until they are gone: {held}"
         )
+        if answer.get("killing"):
+            tell(
+                "those in the job's cgroup are being ended; `xce-nodeagent jobs` shows who is left"
+            )
     if not answer["recorded"]:
         tell(
             f"job {job} is released, but the ledger cannot be written\n"

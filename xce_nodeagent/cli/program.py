@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from xce_nodeagent.cli.binding import port_asks, tell_left_over
+from xce_nodeagent.cli.binding import KILL, port_asks, tell_left_over
 from xce_nodeagent.cli.session import (
     Session,
     command,
@@ -51,6 +51,7 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # as every shell ends
 @click.option("--request", metavar="TEXT", help="Let the agent select, as 'rusage[gpu=2:nic=1]'.")
 @click.option("--ports", metavar="[NAME=]COUNT", multiple=True, help="Let the agent choose ports.")
 @click.option("--port", metavar="[NAME=]VALUE", multiple=True, help="This port.")
+@click.option("--kill", is_flag=True, help="End what COMMAND leaves behind.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_agent()
 @pass_session
@@ -64,6 +65,8 @@ def run_bound(  # noqa: PLR0917  # click gives them by name
     ports: tuple[str, ...],
     port: tuple[str, ...],
     command: tuple[str, ...],
+    *,
+    kill: bool,
 ) -> int:
     """Prepare, run COMMAND bound to what was granted, release.
 
@@ -108,7 +111,7 @@ def run_bound(  # noqa: PLR0917  # click gives them by name
             seconds = _CUT_SECONDS
             return 128 + cut.number
         finally:
-            _release(session, ref, seconds)
+            _release(session, {**ref, "kill": KILL} if kill else ref, seconds)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

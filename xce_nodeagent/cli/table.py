@@ -224,7 +224,12 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
         for b in bindings
         if b.get("fault")
     ]
-    return _whole(grid) + rendered(*faults)
+    notes = [
+        Text(f"{run_of(one)} {'is held back' if _waits(one) else 'is not alone'}: {who}")
+        for one in bindings
+        for who in _who(one)
+    ]
+    return _whole(grid) + rendered(*faults, *notes)
 
 
 def _standing(binding: dict[str, Any]) -> Text:
@@ -248,6 +253,7 @@ def job_detail(binding: dict[str, Any]) -> str:
         ("enforcement", binding["enforcement"]),
         *((f"cgroup {kind}", path) for kind, path in binding["cgroup"].items()),
         *(("holds", held) for held in _held(binding)),
+        *(("left" if _waits(binding) else "shared with", who) for who in _who(binding)),
         *(("environment", f"{name}={value}") for name, value in sorted(binding["env"].items())),
     ]
     lines = []
@@ -263,6 +269,18 @@ def _held(binding: dict[str, Any]) -> list[str]:
         for port in binding["ports"]
     ]
     return [*binding["instances"], *ports]
+
+
+def _waits(binding: dict[str, Any]) -> bool:
+    return bool(binding["state"] == "quarantined")
+
+
+def _who(binding: dict[str, Any]) -> list[str]:
+    return [
+        f"{one['comm'] or 'somebody'}{' (pid ' + str(one['pid']) + ')' if one['pid'] > 0 else ''}"
+        f" {one['what']}"
+        for one in binding.get("holders", ())
+    ]
 
 
 def _when(seconds: float) -> str:

@@ -119,6 +119,8 @@ class Agent:
             populated=host_cgroup.populated(step.cgroup) if step else None,
             env=env,
             fault=self._lifecycle.verification.fault(binding),
+            shared=self._lifecycle.releases.vigil.shared.get(binding.key, ()),
+            trouble=self._lifecycle.releases.vigil.trouble,
         )
 
     async def drain(self, peer: Peer, ask: wire.Drain) -> None:

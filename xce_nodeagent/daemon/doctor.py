@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.verification import Found, Verification
+from xce_nodeagent.binding.vigil import Vigil
 from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import AgentError
 from xce_nodeagent.model.binding import Binding, Key
@@ -109,7 +110,8 @@ def bindings(
                     name=name,
                     state="warning",
                     text=f"{binding.state}: {_left(binding)}",
-                    remedy="end these processes; the instances are freed by themselves then",
+                    remedy="end these processes (`release --kill` ends those in the job's cgroup);"
+                    " the instances are freed by themselves then",
                 )
             )
         elif fault := differing.get(binding.key):
@@ -210,7 +212,7 @@ async def strangers(
     """Say who has a managed device open that no job was given: it was opened outside any fence."""
     granted = {str(rule.device) for binding in live for rule in binding.plan.grants}
     try:
-        looked: Looked = await witness.call(Look(devices=tuple(sorted(managed))))
+        looked: Looked = await witness.call(Look(devices=tuple(sorted(managed)), queues=True))
     except AgentError as error:
         return [Check(name="witness", state="warning", text=error.message)]
     checks = [
@@ -222,14 +224,43 @@ async def strangers(
             remedy="end it, or let it run as a job; whoever gets that device next shares it",
         )
         for seen in looked.seen
-        if seen.what not in granted
+        if seen.what not in granted and seen.how != "path"
     ]
+    if looked.queued:
+        text = f"{looked.queued} descriptors lie in sockets' queues: of what, nobody can see"
+        checks.append(Check(name="witness.queues", state="note", text=text))
     if looked.hidden:
         text = f"{looked.hidden} processes cannot be looked into: they may have a device open"
         checks.append(Check(name="witness", state="note", text=text))
     elif not checks:
         text = "nobody has a device open that no job holds"
         checks.append(Check(name="witness", state="ok", text=text))
+    return checks
+
+
+def shared(vigil: Vigil) -> list[Check]:
+    """Say who has something open that a job holds, and is outside of it; and if nobody looks."""
+    checks = [
+        Check(
+            name=f"shared.{job}",
+            state="warning",
+            text=f"{one.comm} (pid {one.pid}, uid {one.uid}) {one.what}, which job {job} holds, and"
+            " is not in its cgroup",
+            remedy="end it; or, if it is a program that is to have devices open, name it in"
+            " [release] residents",
+        )
+        for (job, _), holders in vigil.shared.items()
+        for one in holders
+    ]
+    if vigil.trouble:
+        checks.append(
+            Check(
+                name="vigil",
+                state="warning",
+                text=f"it cannot be looked who still has what was released: {vigil.trouble}",
+                remedy="what waits to be clean stays held back until it can",
+            )
+        )
     return checks
 
 

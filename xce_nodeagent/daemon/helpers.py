@@ -45,7 +45,13 @@ _BINDER = frozenset(
         Capability.DAC_OVERRIDE,  # cgroups that were delegated to another user
     }
 )
-_WITNESS = frozenset({Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH})
+_WITNESS = frozenset(
+    {
+        Capability.SYS_PTRACE,
+        Capability.DAC_READ_SEARCH,
+        Capability.CHECKPOINT_RESTORE,  # what is behind a mapping, whose descriptor may be closed
+    }
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,15 +154,25 @@ def _roles(
     allowed = [roots.on(path, mounted) for path in config.agent.cgroup_allowed_roots]
     root = os.geteuid() == 0
 
+    kills = config.release.kill != "none"
+
+    def take() -> object:
+        held = lock.take(lock_path, LOCK_PATIENCE) if lock_path else None
+        if not kills:
+            # The binder before has ended, and that was the last one to be signalled.
+            seccomp.install(seccomp.SIGNALS)
+        return held
+
     def binder(_: Log) -> Work:
         return Binder(
             home=home,
             roots=[found for found in allowed if found is not None],
             own=_agents_units(mounted),
             owners=config.access.prepare_uids,
-            take_lock=lambda: lock.take(lock_path, LOCK_PATIENCE) if lock_path else None,
+            take_lock=take,
             simulated=nodes,
             device_directory=config.simulate.device_directory,
+            kills=kills,
         )
 
     def prober(_: Log) -> Work:
@@ -170,6 +186,8 @@ def _roles(
     def witness(_: Log) -> Work:
         return Witness()
 
+    # Jobs are of any user.
+    killing = frozenset({Capability.KILL}) if kills else frozenset()
     simulating = frozenset({Capability.MKNOD}) if nodes else frozenset()
     probing = credential.account("xce-prober", credential.PROBER_UID, credential.device_groups())
     witnessing = credential.Identity(credential.WITNESS_UID, credential.WITNESS_UID)
@@ -180,7 +198,7 @@ def _roles(
             binder,
             seccomp.BINDER,
             None,
-            _BINDER | simulating,
+            _BINDER | simulating | killing,
             descriptors=True,
         ),
         Role("prober", ops.ProberRequest, prober, seccomp.PROBER, probing if root else None),

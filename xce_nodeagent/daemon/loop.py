@@ -31,12 +31,11 @@ from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
-from xce_nodeagent.daemon.upkeep import Heart, Upkeep
+from xce_nodeagent.daemon.upkeep import Heart, Upkeep, reload_watch
 from xce_nodeagent.daemon.vendor import LIBRARY_GRACE, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
-from xce_nodeagent.host.reload import ReloadWatch
 from xce_nodeagent.host.udev import LOST, Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
@@ -230,6 +229,8 @@ class Daemon:
             parts=Parts(self._host, self._providers, self.witness),
             mounted=self._mounted,
             clock=time.time,
+            uptime=self._host.uptime,
+            release=self._config.release,
         )
         self._lifecycle = lifecycle
         # The witness is for later; but no helper is to be started on a job's path.
@@ -241,6 +242,7 @@ class Daemon:
         if counts:
             text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             log.info("bindings after the start: %s", text)
+        lifecycle.releases.vigil.later()
         return lifecycle
 
     async def _compare(self, home: CgroupRef | None) -> None:
@@ -277,7 +279,7 @@ class Daemon:
             lifecycle.verification,
             self._config.agent.attempt_memory_seconds,
             lambda: rebuild.sweep(lifecycle, self._executor, time.time()),
-            self._reload_watch(),
+            reload_watch(),
         )
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
@@ -317,14 +319,6 @@ class Daemon:
         if self._monitor is not None:
             loop = asyncio.get_running_loop()
             loop.add_reader(self._monitor.fileno(), self._event, self._monitor)
-
-    @staticmethod
-    def _reload_watch() -> ReloadWatch | None:
-        try:
-            return ReloadWatch()
-        except OSError as error:
-            log.info("no systemd is watched for reloads: %s", error)
-            return None
 
     def _event(self, monitor: Monitor) -> None:
         if events := monitor.drain():
@@ -390,6 +384,7 @@ class Daemon:
             *doctor.verification(verification, time.time()),
             *doctor.reloads(self._upkeep.reloads if self._upkeep else None),
             *doctor.report(self._reporter.failed),
+            *doctor.shared(self._lifecycle.releases.vigil),
             *await doctor.strangers(book, self._managed or frozenset(), self.witness),
         )
 

@@ -10,7 +10,7 @@ from xce_nodeagent.errors import AgentError, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.wire import LeftOver
-from xce_nodeagent.privileged.ops import Look
+from xce_nodeagent.privileged.ops import Look, Looked
 from xce_nodeagent.provider import Divides, Provider
 
 log = logging.getLogger(__name__)
@@ -48,5 +48,14 @@ class Parts:
         except AgentError as error:
             log.warning("who listens cannot be seen: %s", error.message)
             return tuple(LeftOver(-1, f"listens on port {port}") for port in ports)
-        seen = tuple(LeftOver(s.pid, f"listens on {s.what}", s.comm, s.uid) for s in looked.seen)
+        seen = tuple(
+            LeftOver(s.pid, f"listens on {s.what}", s.comm, s.uid)
+            for s in looked.seen
+            if not s.namespace  # elsewhere the same number is another port
+        )
         return seen or tuple(LeftOver(-1, f"listened on port {port}") for port in ports)
+
+    async def look(self, what: Look) -> Looked:
+        """Ask the witness."""
+        answer: Looked = await self._witness.call(what)
+        return answer

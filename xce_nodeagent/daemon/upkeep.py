@@ -107,6 +107,15 @@ class Upkeep:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def reload_watch() -> ReloadWatch | None:
+    """Give what sees systemd reload; None where there is no systemd."""
+    try:
+        return ReloadWatch()
+    except OSError as error:
+        log.info("no systemd is watched for reloads: %s", error)
+        return None
+
+
 class Heart:
     """Tells systemd's watchdog that the event loop turns."""
 

@@ -5,6 +5,9 @@
                            │  └────Changed──────┘                           └─Released, not clean─▶ quarantined ──Cleaned──▶ (ended)
                            └──Failed──▶ (ended)
 
+    (none) ──Withheld──▶ quarantined: it was clean when it was released, and then somebody was found
+                         who still has one of its devices open.
+
 `Lost` (the host rebooted, the cgroup vanished) ends a binding in every state, and `Adopted` (the
 kernel has one that the ledger lost) replaces it. Everything that moves a binding is here: the
 ledger stores these events, and the state is their fold.
@@ -21,6 +24,9 @@ from xce_nodeagent.model.wire import LeftOver, PortAsk
 
 Key = tuple[str, str]
 """A job and its attempt; the attempt is empty where the caller gave none."""
+
+Kill = Literal["none", "term-then-kill"]
+"""What a release does to processes that are left in the job's cgroup."""
 
 State = Literal["committed", "bound", "releasing", "quarantined", "ended"]
 
@@ -79,10 +85,14 @@ class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class ReleaseIntended(Struct, frozen=True, kw_only=True, tag="release_intended"):
-    """The caller wants it gone: whatever happens now, it will be undone."""
+    """The caller wants it gone: whatever happens now, it will be undone.
+
+    `kill` says what becomes of processes that are still in its cgroup then.
+    """
 
     job: str
     attempt: str
+    kill: Kill = "none"
 
 
 class Released(Struct, frozen=True, kw_only=True, tag="released"):
@@ -92,6 +102,23 @@ class Released(Struct, frozen=True, kw_only=True, tag="released"):
     attempt: str
     left: tuple[LeftOver, ...] = ()
     quarantined: tuple[str, ...] = ()
+
+
+class Withheld(Struct, frozen=True, kw_only=True, tag="withheld"):
+    """Somebody still has released devices open, and nobody has got these instances meanwhile.
+
+    The plan is nothing but the devices to look for. `since` is when the binding was made.
+    """
+
+    job: str
+    attempt: str
+    uid: int | None = None
+    instances: tuple[str, ...]
+    plan: Plan
+    left: tuple[LeftOver, ...]
+    generation: str
+    enforcement: str
+    since: float
 
 
 class Cleaned(Struct, frozen=True, kw_only=True, tag="cleaned"):
@@ -155,6 +182,7 @@ class Binding(Struct, frozen=True, kw_only=True):
     leaving: tuple[str, ...] = ()
     up: float = 0.0
     doubtful: bool = False
+    kill: Kill = "none"
 
     @property
     def key(self) -> Key:
@@ -187,6 +215,7 @@ BindingEvent = (
     | Failed
     | ReleaseIntended
     | Released
+    | Withheld
     | Cleaned
     | Lost
     | Ended
@@ -194,8 +223,11 @@ BindingEvent = (
 )
 Event = BindingEvent | Drained | Undrained
 
+STILL_OPEN = "still-open"
+"""The reason of a binding that `Withheld` made."""
+
 TABLE: dict[State | None, dict[type[Event], State]] = {
-    None: {Committed: "committed", Adopted: "bound"},
+    None: {Committed: "committed", Adopted: "bound", Withheld: "quarantined"},
     "committed": {
         Bound: "bound", Failed: "ended", Changed: "committed",
         ReleaseIntended: "releasing", Lost: "ended", Adopted: "bound",
@@ -207,7 +239,8 @@ TABLE: dict[State | None, dict[type[Event], State]] = {
         ReleaseIntended: "releasing", Released: "ended", Lost: "ended", Adopted: "bound",
     },
     "quarantined": {
-        ReleaseIntended: "quarantined", Cleaned: "ended", Lost: "ended", Adopted: "bound",
+        ReleaseIntended: "quarantined", Withheld: "quarantined", Cleaned: "ended", Lost: "ended",
+        Adopted: "bound",
     },
 }  # fmt: skip
 """Which event may come in which state, and where it leads. There is nothing else.
@@ -244,6 +277,13 @@ def follow(
         )  # fmt: skip
     if isinstance(event, Adopted):
         return event.binding
+    if binding is None and isinstance(event, Withheld):
+        return Binding(
+            job=event.job, attempt=event.attempt, state=after, asks=(Ask(uid=event.uid),),
+            instances=event.instances, excluded=(), plan=event.plan, left=event.left,
+            generation=event.generation, enforcement=event.enforcement, since=event.since,
+            changed=now, reason=STILL_OPEN,
+        )  # fmt: skip
     if binding is None:  # the table has no other event for it; this tells the type checker
         raise InvalidTransition(event.job)
     match event:
@@ -260,6 +300,14 @@ def follow(
             return structs.replace(
                 binding, state="quarantined", changed=now, instances=quarantined, left=left,
                 reason="left-over",
+            )  # fmt: skip
+        case ReleaseIntended(kill=kill):
+            kill = kill if kill != "none" else binding.kill  # what was asked for once, stays
+            return structs.replace(binding, state=after, changed=now, kill=kill)
+        case Withheld():
+            return structs.replace(
+                binding, state=after, changed=now, instances=event.instances, plan=event.plan,
+                left=event.left, reason=STILL_OPEN,
             )  # fmt: skip
         case Lost(reason=reason):
             return structs.replace(binding, state=after, changed=now, reason=reason)

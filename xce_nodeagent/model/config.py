@@ -15,6 +15,7 @@ from msgspec import Struct
 from xce_nodeagent.errors import BadConfig
 
 EnforcementPolicy = Literal["required", "best-effort", "off"]
+KillPolicy = Literal["none", "on-request", "term-then-kill"]
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True):
@@ -42,6 +43,19 @@ class PortsConfig(Struct, frozen=True, kw_only=True):
     guard_root: str = ""
 
 
+class ReleaseConfig(Struct, frozen=True, kw_only=True):
+    """`[release]`: what becomes of processes that outlive their job.
+
+    `kill`: never ended by us, only where the release asks for it, or always; after SIGTERM they
+    have `kill_grace_seconds`. `residents` are names of programs that may have devices open whoever
+    holds them, such as a vendor's daemon.
+    """
+
+    kill: KillPolicy = "none"
+    kill_grace_seconds: int = 10
+    residents: tuple[str, ...] = ()
+
+
 class EnvironmentConfig(Struct, frozen=True, kw_only=True):
     """`[environment]`: whether CUDA_VISIBLE_DEVICES names UUIDs, or indexes in PCI order."""
 
@@ -67,6 +81,7 @@ class Config(Struct, frozen=True, kw_only=True):
     agent: AgentConfig = AgentConfig()
     access: AccessConfig = AccessConfig()
     ports: PortsConfig = PortsConfig()
+    release: ReleaseConfig = ReleaseConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     simulate: SimulateConfig = SimulateConfig()
     upstream_file: UpstreamFileConfig = UpstreamFileConfig()
@@ -134,6 +149,21 @@ def _patience(value: Any) -> int:
     return value
 
 
+def _grace(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= 3600:
+        raise _Fault("expected a number of seconds, at most an hour")
+    return value
+
+
+def _programs(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and 0 < len(item.encode()) <= 15 and item.isprintable()
+        for item in value
+    ):  # TASK_COMM_LEN is 16, with a NUL
+        raise _Fault("expected a list of programs' names as `ps -o comm` has them, 15 bytes each")
+    return tuple(value)
+
+
 def _port_range(value: Any) -> tuple[int, int]:
     if not isinstance(value, str) or not (m := re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)):
         raise _Fault("expected FIRST-LAST, such as '20000-20999'")
@@ -176,6 +206,15 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, Check]]] = {
     ),
     "access": ("access", AccessConfig, {"prepare_uids": _uids}),
     "ports": ("ports", PortsConfig, {"range": _port_range, "guard_root": _root}),
+    "release": (
+        "release",
+        ReleaseConfig,
+        {
+            "kill": _one_of(KillPolicy),
+            "kill_grace_seconds": _grace,
+            "residents": _programs,
+        },
+    ),
     "environment": (
         "environment",
         EnvironmentConfig,

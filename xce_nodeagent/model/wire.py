@@ -6,7 +6,7 @@ Varlink's own language; a test holds the two together.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -71,12 +71,14 @@ class Prepared(Struct, frozen=True, kw_only=True):
 class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Release a job's binding; without an attempt, every binding of the job.
 
-    With `instances`, only those: the binding shrinks.
+    With `instances`, only those: the binding shrinks. `kill` says what becomes of processes that
+    are left in the job's cgroup; without it, the configuration does.
     """
 
     job: str
     attempt: str | None = None
     instances: tuple[str, ...] | None = None
+    kill: Literal["none", "term-then-kill"] | None = None
 
 
 class LeftOver(Struct, frozen=True, gc=False):
@@ -89,7 +91,10 @@ class LeftOver(Struct, frozen=True, gc=False):
 
 
 class Released(Struct, frozen=True, kw_only=True):
-    """The answer to Release. `known`: there was such a binding. `recorded`: it is on disk."""
+    """The answer to Release. `known`: there was such a binding. `recorded`: it is on disk.
+
+    `killing`: what is left in the job's cgroup is being ended.
+    """
 
     released: bool
     clean: bool
@@ -97,6 +102,7 @@ class Released(Struct, frozen=True, kw_only=True):
     recorded: bool = True
     holders: tuple[LeftOver, ...] = ()
     quarantined: tuple[str, ...] = ()
+    killing: bool = False
 
 
 class JobRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -145,6 +151,7 @@ class BindingView(Struct, frozen=True, kw_only=True):
 
     `healthy` is false while the kernel is not as the binding says and that cannot be put right;
     `fault` says why.
+    `holders` are processes outside of the job that have something open which it holds, or held.
     """
 
     job: str
@@ -159,6 +166,7 @@ class BindingView(Struct, frozen=True, kw_only=True):
     since: float
     last_seen: float
     populated: bool | None
+    holders: tuple[LeftOver, ...] = ()
     env: dict[str, str] = {}
     healthy: bool = True
     fault: str = ""

@@ -29,7 +29,7 @@ from xce_nodeagent.errors import (
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Device
-from xce_nodeagent.privileged import fence2, majors, pidfd, simnode
+from xce_nodeagent.privileged import fence2, kill, majors, pidfd, simnode
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.fence import Fence, take_back
@@ -45,6 +45,7 @@ from xce_nodeagent.privileged.ops import (
     Failed,
     HomeVerified,
     Join,
+    Kill,
     List,
     Listed,
     Manage,
@@ -71,7 +72,8 @@ class Binder:
     may name theirs, `own` the cgroups of the agent, which are never bound, `owners` the uids that
     may have the folders above a job's cgroup, beside root: who may prepare. `take_lock` makes sure
     that no other binder lives. `simulated` are the nodes of a simulated machine below
-    `device_directory`. `shared=False` goes without the shared program.
+    `device_directory`. `kills`: it may end processes in bound cgroups. `shared=False` goes
+    without the shared program.
     """
 
     def __init__(
@@ -85,9 +87,11 @@ class Binder:
         simulated: Sequence[DeviceNode] = (),
         device_directory: str = "/dev/xce-sim",
         proc: Path = Path("/proc"),
+        kills: bool = False,
         shared: bool = True,
     ) -> None:
         self._home = home
+        self._kills = kills
         self._take_lock = take_lock
         self._lock: object = None  # held as long as the binder lives
         self._simulated = tuple(simulated)
@@ -110,6 +114,10 @@ class Binder:
         What cannot be done is answered with `Failed`. Raises Violation for what nobody honest asks.
         """
         try:
+            if self._taken is None and not isinstance(request, Take):
+                raise NotReady(
+                    "this binder has not been told to take over: send Take first"
+                )  # one place
             match request:
                 case Take():
                     return self._take(request)
@@ -127,6 +135,9 @@ class Binder:
                     return self._join(request, fds)
                 case List():
                     return self._list(request)
+                case Kill():
+                    allowed, roots, proc = self._kills, self._roots, self._proc
+                    return kill.answer(request, roots, proc, agent=self._agent, allowed=allowed)
         except AgentError as error:
             if exhausted(error.__cause__):
                 raise
@@ -214,15 +225,11 @@ class Binder:
                     yield cgroup
 
     def _fence(self, cgroup: CgroupRef) -> Fence:
-        if self._taken is None:
-            raise NotReady("this binder has not been told to take over: send Take first")
         return self._fences.of(cgroup)
 
     # ---- Manage -----------------------------------------------------------------------------
 
     def _manage(self, request: Manage) -> Done:
-        if self._taken is None:
-            raise NotReady("this binder has not been told to take over: send Take first")
         devices = frozenset(request.devices)
         majors.check(devices - (self._managed or frozenset()), made=self._made, proc=self._proc)
         with self._home2() as home:
@@ -351,8 +358,6 @@ class Binder:
             return Verified("differs", f"the cgroup was renamed to {found.ref.path}")
 
     def _verify_home(self) -> HomeVerified:
-        if self._taken is None:
-            raise NotReady("this binder has not been told to take over: send Take first")
         with self._home2() as home:
             gone = self._home is not None and self._home.backend == "cgroup2" and home is None
             fault = self._fences.verify_home(home)
@@ -376,8 +381,6 @@ class Binder:
         return Done()
 
     def _list(self, request: List) -> Listed:
-        if self._taken is None:
-            raise NotReady("this binder has not been told to take over: send Take first")
         self._find_bound()
         listed = self._listing.answer(request)
         # What is found below the allowed roots is fenced like all others when devices come.

@@ -24,6 +24,7 @@ class Capability(IntEnum):
     SYS_PTRACE = 19
     SYS_ADMIN = 21
     MKNOD = 27
+    CHECKPOINT_RESTORE = 40  # since Linux 5.9; before, only CAP_SYS_ADMIN would do
 
 
 _VERSION_3 = 0x20080522

@@ -235,6 +235,30 @@ class Join(Struct, frozen=True, tag="join"):
     pid: int
 
 
+class Kill(Struct, frozen=True, tag="kill"):
+    """Signal every process in a bound cgroup and below it: SIGTERM, or SIGKILL.
+
+    Only a cgroup that bears the mark, and only where the binder's own configuration lets processes
+    be ended. Never init, a thread of the kernel, the agent or its helpers. It can be repeated, and
+    is, until `Killed` says that nobody is left.
+    """
+
+    mark: str
+    cgroup: CgroupRef
+    signal: Literal["term", "kill"]
+
+
+class Killed(Struct, frozen=True, tag="killed"):
+    """How many were signalled (-1: all at once, by the kernel), and whether somebody may be left.
+
+    `spared` are those in the cgroup that are never signalled.
+    """
+
+    signalled: int
+    left: bool
+    spared: tuple[int, ...] = ()
+
+
 class Done(Struct, frozen=True, tag="done"):
     """It is done."""
 
@@ -260,27 +284,55 @@ class Probed(Struct, frozen=True, tag="probed"):
 # ---- the witness ----------------------------------------------------------------------------
 
 
+class Owner(Struct, frozen=True, array_like=True):
+    """A job's cgroup, and which of the devices of a `Look` are its own, by their place there."""
+
+    cgroup: str
+    devices: tuple[int, ...]
+
+
 class Look(Struct, frozen=True, tag="look"):
-    """Who holds these devices open, or listens on these ports?"""
+    """Who holds these devices open, or listens on these ports?
+
+    Whoever is in an owner's cgroup, or below it, is not told with that owner's devices. `queues`:
+    count the descriptors that lie in sockets' queues as well.
+    """
 
     devices: tuple[Device, ...] = ()
     ports: tuple[int, ...] = ()
+    owners: tuple[Owner, ...] = ()
+    queues: bool = False
 
 
 class Seen(Struct, frozen=True):
-    """A process that holds something: `what` is a device (`c 195:0`) or a port (`tcp 20001`)."""
+    """A process that holds something: `what` is a device (`c 195:0`) or a port (`tcp 20001`).
+
+    `how`: `mapped` has no descriptor of the device, and has it in its memory; `path` has a
+    descriptor with O_PATH, with which nothing can be done but to open the device anew. `started` is
+    in seconds since the boot, 0.0 where nobody knows. `namespace` is the inode of the network
+    namespace that the port is in; 0 is our own.
+    """
 
     pid: int
     uid: int
     comm: str
     what: str
+    how: Literal["open", "mapped", "path"] = "open"
+    started: float = 0.0
+    namespace: int = 0
 
 
 class Looked(Struct, frozen=True, tag="looked"):
-    """Everybody that was seen, and how many processes could not be looked into."""
+    """Everybody that was seen, and how many processes could not be looked into.
+
+    `queued` is how many descriptors were seen in sockets' queues, sent and not received: nobody
+    can say of what they are. `cut`: the time was over before everybody was looked at.
+    """
 
     seen: tuple[Seen, ...]
     hidden: int
+    queued: int = 0
+    cut: bool = False
 
 
 EXHAUSTED = "exhausted"
@@ -297,8 +349,8 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 SupervisorAnswer = Given | Failed
-BinderRequest = Take | Manage | Bind | Unbind | Verify | VerifyHome | Join | List
-BinderAnswer = Taken | Unbound | Verified | HomeVerified | Done | Listed | Failed
+BinderRequest = Take | Manage | Bind | Unbind | Verify | VerifyHome | Join | List | Kill
+BinderAnswer = Taken | Unbound | Verified | HomeVerified | Killed | Done | Listed | Failed
 ProberRequest = Probe
 ProberAnswer = Probed | Failed
 WitnessRequest = Look

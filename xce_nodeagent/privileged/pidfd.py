@@ -30,7 +30,7 @@ def check(pidfd: int, pid: int, proc: Path, *, agent: int = 0) -> None:
     # 0 is a process of a pid namespace that we cannot see; written to cgroup.procs, it is us.
     if found != pid or pid < 1:
         raise Violation(f"a Join of process {pid} with the descriptor of process {found}")
-    if what := _kept_back(pid, proc, agent):
+    if what := kept_back(pid, proc, agent):
         raise BadRequest(
             f"process {pid} is {what}, which no job may have: name a process of the job", pid=pid
         )
@@ -56,7 +56,7 @@ def check_free(request: Join, roots: Roots, proc: Path) -> None:
             )
 
 
-def _kept_back(pid: int, proc: Path, agent: int) -> str:
+def kept_back(pid: int, proc: Path, agent: int) -> str:
     """Say what a process is that is never moved; "" when it is any other."""
     supervisor = os.getppid()
     named = {1: "init", agent: "the agent", supervisor: "the helpers' supervisor"}

@@ -38,6 +38,11 @@ KERNEL = frozenset({
 })  # fmt: skip
 SOCKETS = frozenset({"socket", "socketpair", "connect", "bind", "listen"})
 
+SIGNALS = frozenset({
+    "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal",
+})  # fmt: skip
+"""What a binder refuses as well once the one before it has ended, where it may end no processes."""
+
 _EVERYBODY = PROGRAMS | NAMESPACES | PROCESSES | KERNEL
 
 AGENT = _EVERYBODY | {"bpf", "kcmp"}
