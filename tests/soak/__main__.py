@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,8 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from soak import run
-from soak.node import BrokenPromise, Tally
+from soak.blow import Tally
 from soak.page import ROLES
+from soak.points import POINTS
+from soak.story import BrokenPromise
 
 KINDS = ("point", "call", "line", "outside", "stop")
 SAID = {
@@ -31,6 +34,8 @@ def main() -> int:
     if os.geteuid() != 0 or "cgroup2" not in run.mounts():
         sys.stderr.write("soak: needs root, and cgroup v2 mounted\n")
         return 77
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell had it ignored
+        signal.signal(number, signal.default_int_handler)
     console = Console()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(1 << 32)
     limits = run.Limits(asked.crashes, asked.steps, asked.seconds)
@@ -110,6 +115,7 @@ def _show(
     console.print(table)
     rows = Table(show_header=False)
     rows.add_row("steps", str(tally.steps))
+    rows.add_row("points at which something was hit", f"{len(tally.points)} of {len(POINTS)}")
     rows.add_row("starts of the agent", str(tally.starts))
     rows.add_row("reboots", str(tally.reboots))
     rows.add_row("comparisons with the kernel", str(tally.checks))
@@ -117,6 +123,9 @@ def _show(
     rows.add_row("seconds", f"{seconds:.0f}")
     rows.add_row("seed", str(seed))
     rows.add_row("faults found", str(len(faults)), style="bold red" if faults else "bold green")
+    if tally.crashed >= 5000:
+        missed = [f"{p.role} {p}" for p in POINTS if p.number not in tally.points]
+        rows.add_row("points at which nothing was", "\n".join(missed) or "none")
     for number, text in faults:
         rows.add_row(f"  in history {number}", text.splitlines()[0])
     console.print(rows)

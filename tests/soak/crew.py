@@ -64,7 +64,8 @@ class Process:
 class Crew:
     """The zygote, and what all nodes of a run share."""
 
-    def __init__(self, cgroup2: Path, cgroup1: Path | None) -> None:
+    def __init__(self, cgroup2: Path, cgroup1: Path | None, *, plant: str = "") -> None:
+        self._plant = plant
         self.name = f"xce-soak-{os.getpid()}-{secrets.token_hex(3)}"
         # The ledger's folder is in memory: a kill loses nothing that was written, on no disk.
         memory = Path("/dev/shm")  # noqa: S108  # a folder of our own is made in it
@@ -101,7 +102,7 @@ class Crew:
             self._zygote = subprocess.Popen(
                 [
                     sys.executable, "-m", "soak.zygote", str(theirs.fileno()), str(descriptor),
-                    str(self.cgroups["cgroup2"]),
+                    str(self.cgroups["cgroup2"]), self._plant,
                 ],
                 pass_fds=(theirs.fileno(), descriptor), stdout=log, stderr=log,
                 env=environment | {"PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,

@@ -8,9 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from soak.blow import Tally
 from soak.crew import Crew
-from soak.node import BrokenPromise, Node, Tally
+from soak.node import Node
+from soak.services import Kind
+from soak.story import BrokenPromise
 from soak.walk import Walk
+
+OFTEN = 0.45
+"""The share of questions that come with a blow, where nothing else is asked for."""
 
 STEPS = 150
 """Steps of a history. Then the node must be empty, and the next one begins."""
@@ -23,6 +29,16 @@ class Limits:
     crashes: int = 0
     steps: int = 0
     seconds: float = 0.0
+
+    @property
+    def blows(self) -> float:
+        """Give the share of questions that come with a blow, so that both are reached together.
+
+        Of those that are meant to fall about half do; and some steps are blows by themselves.
+        """
+        if not (self.crashes and self.steps):
+            return OFTEN
+        return min(0.9, max(0.05, 1.6 * self.crashes / self.steps))
 
     def reached(self, tally: Tally, seconds: float) -> bool:
         if self.seconds and seconds >= self.seconds:
@@ -50,20 +66,20 @@ def mounts() -> dict[str, Path]:
     return found
 
 
-def crew() -> Crew:
-    """Make the processes of a run; use it in a `with`."""
+def crew(*, plant: str = "") -> Crew:
+    """Make the processes of a run; use it in a `with`. `plant` is a fault of `planted.py`."""
     where = mounts()
-    return Crew(where["cgroup2"], where.get("cgroup1"))
+    return Crew(where["cgroup2"], where.get("cgroup1"), plant=plant)
 
 
-def node(made: Crew, tally: Tally, chance: random.Random) -> Node:
+def kind(made: Crew, chance: random.Random) -> Kind:
     """Draw a kind of node: mostly v2 with the shared program, and a share of all the others."""
     backends = ["cgroup2"] * 7 + ["cgroup1"] * 3 * ("cgroup1" in made.cgroups)
     backend = chance.choice(backends)
-    return Node(
-        made, tally, backend=backend, shape=chance.choice(("systemd", "systemd", "hand")),
-        profile=chance.choice(("dgx-a100-mig", "dgx-h100")),
-        per_job=backend == "cgroup2" and chance.random() < 0.2,
+    return Kind(
+        backend, chance.choice(("systemd", "systemd", "hand")),
+        chance.choice(("dgx-a100-mig", "dgx-h100")),
+        backend == "cgroup2" and chance.random() < 0.2,
     )  # fmt: skip
 
 
@@ -91,10 +107,10 @@ def histories(
     with crew() as made:
         while not limits.reached(tally, time.monotonic() - begun):
             chance = random.Random(f"{seed}/{number}")  # noqa: S311  # to be told again
-            one = node(made, tally, chance)
+            one = Node(made, tally, kind(made, chance))
             try:
                 one.open()
-                Walk(one, chance).run(STEPS, report)
+                Walk(one, chance, blows=limits.blows).run(STEPS, report)
             except _Enough:
                 break
             except BrokenPromise as broken:

@@ -14,13 +14,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from soak import run
-from soak.node import Tally
+from soak.blow import Tally
+from soak.node import Node
+from soak.services import Kind
 from soak.walk import Walk
 
 pytestmark = [pytest.mark.needs("root", "cgroup2", "bpf"), pytest.mark.timeout(600)]
 
 FIXED = 20_261_130
-SECONDS = 20.0
+SECONDS = 15.0
 STEADY = random.Random(0)  # noqa: S311  # where hypothesis has nothing to say
 
 
@@ -50,14 +52,12 @@ def test_no_history_breaks_a_promise(backend, shape, crew, told):
 
         def __init__(self) -> None:
             super().__init__()
-            self.node = run.Node(
-                crew, tally, backend=backend, shape=shape, profile="dgx-a100-mig", per_job=False
-            )
+            self.node = Node(crew, tally, Kind(backend, shape))
             self.node.open()
             self.walk = Walk(self.node, STEADY)
 
         def take(self, name: str, chance: random.Random) -> None:
-            self.walk.chance = chance
+            self.walk.dice.chance = chance
             self.walk.step(name)
 
         @rule(chance=CHANCE)
@@ -82,7 +82,7 @@ def test_no_history_breaks_a_promise(backend, shape, crew, told):
 
         def teardown(self) -> None:
             try:
-                self.walk.chance = STEADY
+                self.walk.dice.chance = STEADY
                 self.walk.finish()
             finally:
                 self.node.close()

@@ -29,6 +29,7 @@ from typing import Any
 
 from soak import page, points
 from soak.page import Page
+from soak.planted import PLANTED
 
 from xce_nodeagent.errors import AgentError
 
@@ -62,11 +63,13 @@ _SWEEP_SECONDS = 0.004
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     shared = Page(int(sys.argv[2]))
-    own_cgroup = sys.argv[3]
+    own_cgroup, plant = sys.argv[3:5]
     for name in _IMPORTED:
         importlib.import_module(name)
     _scan_once()
     _hurry()
+    if plant:
+        PLANTED[plant]()
     hit = points.Hit(shared)
     points.install(hit)
     _follow_roles(hit)

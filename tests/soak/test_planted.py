@@ -1,0 +1,57 @@
+"""A harness that finds nothing must be one that would have found something."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from soak import run
+from soak.blow import Tally
+from soak.node import Node
+from soak.planted import PLANTED
+from soak.services import Kind
+from soak.story import BrokenPromise
+from soak.walk import Walk
+
+pytestmark = [pytest.mark.needs("root", "cgroup2", "bpf"), pytest.mark.timeout(300)]
+
+STEPS = {
+    "commits_are_not_written": ("prepare", "restart"),
+    "committed_is_not_carried_out": ("prepare", "restart"),
+    "grants_outlive_the_release": ("prepare", "release", "check"),
+    "a_binder_lets_its_predecessor_live": ("stale",),
+    "overlapping_instances_are_free": ("prepare",),
+    "marks_are_left_out": ("prepare", "check"),
+}
+
+OPEN = ("was not given", "without a grant")
+SAID = {
+    "commits_are_not_written": ("should be", "nobody asked for it"),
+    "committed_is_not_carried_out": ("is gone", "committed for ever"),
+    "grants_outlive_the_release": OPEN,
+    "a_binder_lets_its_predecessor_live": (*OPEN, "is left over"),
+    "overlapping_instances_are_free": ("both hold",),
+    "marks_are_left_out": ("its mark is None",),
+}
+"""What is said of it: which comes first is chance."""
+
+
+def _take(walk, steps):
+    for step in steps:
+        walk.step(step)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name):
+    chance = random.Random(name)  # noqa: S311  # the same steps each time
+    with run.crew(plant=name) as crew:
+        node = Node(crew, Tally(), Kind("cgroup2", "systemd"), patience=1.0)
+        try:
+            node.open()
+            walk = Walk(node, chance)
+            with pytest.raises(BrokenPromise) as broken:
+                _take(walk, STEPS[name] * 100)
+            said = str(broken.value).splitlines()[0]
+            assert any(words in said for words in SAID[name]), said
+        finally:
+            node.close()

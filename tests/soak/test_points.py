@@ -1,0 +1,126 @@
+"""The table of points, and what is given for a promise kept and broken."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from soak import points, promises, run
+from soak.page import Page
+from soak.promises import Cgroup, Hardware, Held, Model, Snapshot, View
+
+import xce_nodeagent
+
+PRODUCT = pathlib.Path(inspect.getfile(xce_nodeagent)).parent
+JOB, OTHER = ("1", "a"), ("2", "a")
+HARDWARE = Hardware(
+    overlaps={"gpu": frozenset({"mig"}), "mig": frozenset({"gpu"}), "nic": frozenset()},
+    devices={"gpu": frozenset({"/d/gpu"}), "mig": frozenset({"/d/gpu"}), "nic": frozenset()},
+    types={"gpu": "gpu", "mig": "mig", "nic": "nic"},
+    nodes={"/d/gpu": (60, 0), "/d/nvidiactl": (60, 255)},
+    backend="cgroup2",
+    per_job=False,
+)
+HELD = Held(frozenset({"gpu"}), frozenset(), 0, "/home/job-1")
+FENCE = ("xce_fence", frozenset({1, 2}))
+CGROUP = Cgroup("1\na", (FENCE,), 7)
+VIEW = View("bound", frozenset({"gpu"}), frozenset(), "/home/job-1")
+SEEN = Snapshot(
+    listed={JOB: VIEW},
+    home={"/home/job-1": CGROUP},
+    named={},
+    anchors=1,
+    managed=frozenset({"60:0", "60:255"}),
+    stored=frozenset({7}),
+    nodes=HARDWARE.nodes,
+    opened={JOB: frozenset({"/d/gpu", "/d/nvidiactl"})},
+)
+
+
+def test_a_point_that_is_not_there_any_more_is_told_at_once(monkeypatch):
+    page, _ = Page.make()
+    gone = points.Point(999, "agent", "before", "xce_nodeagent.binding.ledger:Ledger.gone", "")
+    monkeypatch.setattr(points, "POINTS", (gone,))
+    with pytest.raises(LookupError, match=r"Ledger\.gone"):
+        points.install(points.Hit(page))
+
+
+def test_the_product_has_nothing_of_the_points():
+    for path in PRODUCT.rglob("*.py"):
+        assert "soak" not in path.read_text("utf-8"), path
+
+
+def test_a_node_that_is_as_promised_has_no_fault():
+    assert promises.faults(Model(facts={JOB: {HELD}}), SEEN, HARDWARE) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("is gone", {"home": {}}),
+        ("is left over", {"home": {"/home/job-1": CGROUP, "/home/job-2": CGROUP}}),
+        ("its mark", {"home": {"/home/job-1": CGROUP._replace(mark="2\na")}}),
+        ("has the programs", {"home": {"/home/job-1": CGROUP._replace(programs=())}}),
+        ("has the programs", {"home": {"/home/job-1": CGROUP._replace(programs=(FENCE,) * 2)}}),
+        ("without a grant", {"opened": {JOB: frozenset({"/d/gpu", "/d/nvidiactl", "/d/x"})}}),
+        ("cannot open", {"opened": {JOB: frozenset({"/d/gpu"})}}),
+        ("anchors", {"anchors": 2}),
+        ("managed devices", {"managed": frozenset({"60:0"})}),
+        ("grants are left", {"stored": frozenset({7, 8})}),
+        ("device nodes", {"nodes": {"/d/gpu": (60, 0)}}),
+    ],
+)
+def test_what_the_kernel_has_wrong_is_a_fault(what, changes):
+    found = promises.faults(Model(facts={JOB: {HELD}}), SEEN._replace(**changes), HARDWARE)
+    assert any(what in one for one in found), found
+
+
+def test_overlapping_instances_of_two_jobs_are_a_fault():
+    answer = {"instances": ["mig"], "cgroup": {"v2": "/home/job-2"}}
+    (found,) = Model(facts={JOB: {HELD}}).prepared(OTHER, answer, HARDWARE)
+    assert "both hold" in found
+
+
+def test_an_attempt_whose_release_was_acknowledged_must_not_come_back():
+    answer = {"instances": ["gpu"], "cgroup": {"v2": "/home/job-1"}}
+    (found,) = Model(dead={JOB}).prepared(JOB, answer, HARDWARE)
+    assert "released attempt" in found
+
+
+def test_without_an_answer_both_are_right_and_nothing_between_them():
+    wanted = Held(frozenset({"gpu", "nic"}), frozenset(), 0, "/home/job-1")
+    for listed, faults in (
+        ({}, 0),
+        ({JOB: VIEW._replace(instances=frozenset({"gpu", "nic"}))}, 0),
+        ({JOB: VIEW}, 1),
+        ({OTHER: VIEW}, 1),
+    ):
+        assert len(Model(facts={JOB: {None, wanted}}).settle(listed)) == faults, listed
+
+
+@pytest.mark.needs("root", "cgroup2", "bpf")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing(number):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "soak", "--seconds", "60"],
+        env={"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "TERM": "dumb"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    name = f"xce-soak-{process.pid}-*"
+    cgroup2 = run.mounts()["cgroup2"]
+    until = time.monotonic() + 60
+    while not list(pathlib.Path("/dev").glob(name)):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said.decode()
+    assert b"crashes injected" in said
+    for folder in (cgroup2, pathlib.Path("/dev"), pathlib.Path("/dev/shm")):  # noqa: S108
+        assert not list(folder.glob(name))
