@@ -213,6 +213,41 @@ def _size(pid):
     return int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[0]) * resource.getpagesize()
 
 
+GIVEN = """
+import asyncio, os, resource, socket
+from xce_nodeagent.binding.supply import Supply
+from xce_nodeagent.errors import NotReady
+from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged.channel import Channel, encode, pair
+
+async def main():
+    ours, theirs = pair()
+    supply, supervisor = Supply(lambda: ours), Channel(theirs)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def give(limit):
+        asked = asyncio.create_task(supply.next("binder"))
+        await asyncio.sleep(0.05)
+        assert supervisor.receive() is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        supervisor.send(encode(ops.Given(7, "binder")), [theirs.fileno()])
+        return await asked
+
+    try:
+        await give(3)
+    except NotReady as error:
+        print("descriptor" in error.message)
+    print((await give(soft))[1])
+
+asyncio.run(main())
+"""
+
+
+def test_a_helper_that_there_is_no_room_for_does_not_cost_the_supervisor():
+    done = subprocess.run([sys.executable, "-c", GIVEN], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "7"]
+
+
 SCANS = """
 import os, resource, sys
 from xce_nodeagent.discovery import scan
