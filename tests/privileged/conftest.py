@@ -214,9 +214,11 @@ class World:
         path.mkdir(parents=True, exist_ok=True)
         return CgroupRef(self.backend, str(path))
 
-    def bind(self, cgroup: CgroupRef, *grants: Rule, mark: str = "mark") -> None:
+    def bind(
+        self, cgroup: CgroupRef, *grants: Rule, mark: str = "mark", record: bytes = b""
+    ) -> None:
         make = cgroup.path.startswith(self.home.path)
-        self.ask(Bind(mark, cgroup, pack(grants), make=make))
+        self.ask(Bind(mark, cgroup, pack(grants), make=make, record=record))
 
     def refusal(self, request: BinderRequest, fds: tuple[int, ...] = ()) -> str:
         """Give the code with which a request fails."""

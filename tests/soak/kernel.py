@@ -15,6 +15,7 @@ from pathlib import Path
 from soak.promises import Cgroup
 
 from xce_nodeagent.privileged import bpfcall
+from xce_nodeagent.privileged.label import Label
 
 MARK = "trusted.xce.binding"
 _ENTRY = struct.Struct("=Q")
@@ -35,7 +36,7 @@ def _cgroup(path: str, *, v2: bool) -> Cgroup:
     try:
         mark = None
         with contextlib.suppress(OSError):
-            mark = os.getxattr(descriptor, MARK).decode()
+            mark = Label.read(os.getxattr(descriptor, MARK)).mark
         programs = tuple(_programs(descriptor)) if v2 else ()
         return Cgroup(mark, programs, os.fstat(descriptor).st_ino)
     finally:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from xce_nodeagent.binding import record
 from xce_nodeagent.privileged import bpf
 from xce_nodeagent.privileged.fence2 import SharedFence
 
@@ -194,14 +195,14 @@ def test_thousand_updates_leave_one_program_one_anchor_and_no_descriptor(make_st
     home_before = hand.infos(world.home.path)
     maps = [info.map_ids for info in hand.infos(stage.path)]
     before = set(os.listdir("/proc/self/fd"))
-    mark = stage.binding.mark
+    same = {"mark": stage.binding.mark, "record": record.encode(stage.binding)}
     for number in range(250):
-        world.bind(world.job(), rules[0], rules[3 + number % 3], mark=mark)  # grow
-        world.bind(world.job(), rules[0], mark=mark)  # shrink
+        world.bind(world.job(), rules[0], rules[3 + number % 3], **same)  # grow
+        world.bind(world.job(), rules[0], **same)  # shrink
         if number % 5 == 0:
             hand.detach(stage.path)
         assert stage.look().result == ("repaired" if number % 5 == 0 else "whole")
-        world.bind(world.job(), rules[0], mark=mark)
+        world.bind(world.job(), rules[0], **same)
     assert set(os.listdir("/proc/self/fd")) == before
     assert len(hand.ids(stage.path)) == 1
     assert hand.infos(world.home.path) == home_before

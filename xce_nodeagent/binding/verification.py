@@ -71,7 +71,7 @@ class Verification:
         outcomes: Outcomes,
         *,
         clock: Callable[[], float],
-        finish: Callable[[], None],
+        finish: Callable[[], None] = lambda: None,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         """Put it together; `finish` sees to it that what is being released is finished."""
