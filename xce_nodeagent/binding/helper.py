@@ -21,7 +21,7 @@ import msgspec
 from xce_nodeagent.binding.supply import Supply
 from xce_nodeagent.errors import BY_CODE, AgentError, Internal, NotReady
 from xce_nodeagent.privileged import ops
-from xce_nodeagent.privileged.channel import Channel, Violation, encode, make_room
+from xce_nodeagent.privileged.channel import Channel, Violation, decode, encode, make_room
 
 GENERATIONS = 3
 """Helpers that a request may cost before it is given up."""
@@ -164,13 +164,13 @@ class _Line:
             if packet.descriptors or packet.cut:
                 packet.close()
                 raise Violation("a descriptor came with its answer")  # noqa: TRY301  # one end
-            answer = self._decoder.decode(packet.data)
+            answer = decode(self._decoder, packet.data)
         except BlockingIOError:
             return
         except ConnectionResetError:
             self._reset = True  # what it has answered is still to come, and then its end
             return
-        except (Violation, msgspec.DecodeError) as violation:
+        except Violation as violation:
             self._lost(self, f"it broke the protocol: {violation}")
             return
         if len(self.waiting) <= self._unsent:

@@ -11,7 +11,7 @@ import msgspec
 
 from xce_nodeagent.errors import BY_CODE, AgentError, NotReady
 from xce_nodeagent.privileged import ops
-from xce_nodeagent.privileged.channel import Channel, Violation, encode
+from xce_nodeagent.privileged.channel import Channel, Violation, decode, encode
 
 PATIENCE = 15.0
 """Seconds to wait for a helper: for the supervisor to come back, and for a spare."""
@@ -135,8 +135,8 @@ class Supply:
             self._drop(f"the supervisor broke the protocol: {violation}")
             return
         try:
-            answer = self._decoder.decode(packet.data)
-        except msgspec.DecodeError as error:
+            answer = decode(self._decoder, packet.data)
+        except Violation as error:
             packet.close()
             self._drop(f"the supervisor broke the protocol: {error}")
             return

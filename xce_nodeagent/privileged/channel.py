@@ -84,6 +84,18 @@ def encode(message: msgspec.Struct) -> bytes:
     return data
 
 
+def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> Any:
+    """Read a message; raise Violation for bytes that are none.
+
+    What is nested too deeply is a RecursionError in msgspec, which is no DecodeError: whoever
+    forgets it dies of a packet.
+    """
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Violation(str(error)) from None
+
+
 # Details of errors may hold any value; what msgpack does not know is written as text.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
 

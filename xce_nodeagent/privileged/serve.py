@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from xce_nodeagent.errors import AgentError, Internal, NotReady, exhausted
-from xce_nodeagent.privileged.channel import Channel, Violation, encode
+from xce_nodeagent.privileged.channel import Channel, Violation, decode, encode
 from xce_nodeagent.privileged.ops import EXHAUSTED, Failed
 
 EXIT_CLOSED = 0
@@ -70,7 +70,7 @@ def serve(channel: Channel, requests: Any, work: Work, log: Log) -> int:
     try:
         while (packet := channel.receive()) is not None:
             try:
-                request = decoder.decode(packet.data)
+                request = decode(decoder, packet.data)
                 if packet.cut:
                     full = OSError(errno.EMFILE, "a descriptor came and there is no room for it")
                     answer, fault = _out_of(request, full, log), True
@@ -81,7 +81,7 @@ def serve(channel: Channel, requests: Any, work: Work, log: Log) -> int:
             channel.send(answer)
             if fault:
                 return EXIT_FAULT
-    except (Violation, msgspec.DecodeError) as violation:
+    except Violation as violation:
         log(f"violation, ending: {violation}")
         return EXIT_VIOLATION
     except (BrokenPipeError, ConnectionResetError):

@@ -21,7 +21,7 @@ import msgspec
 
 from xce_nodeagent.privileged import capability, ops, seccomp
 from xce_nodeagent.privileged.capability import Capability
-from xce_nodeagent.privileged.channel import Channel, Violation, encode
+from xce_nodeagent.privileged.channel import Channel, Violation, decode, encode
 from xce_nodeagent.privileged.nursery import Child, Nursery
 from xce_nodeagent.privileged.role import Role
 from xce_nodeagent.privileged.serve import EXIT_CLOSED, EXIT_VIOLATION, Log
@@ -168,7 +168,7 @@ class Supervisor:
                 self._farewell()
                 return
             packet.close()
-            request = self._decoder.decode(packet.data)
+            request = decode(self._decoder, packet.data)
             if packet.descriptors or packet.cut or len(self._waiting) >= WAITING_LIMIT:
                 raise Violation("a descriptor, or a flood")  # noqa: TRY301  # one place to end
         except BlockingIOError:
@@ -176,7 +176,7 @@ class Supervisor:
         except OSError:  # it was reset, or there is no memory for what it says
             self._farewell()
             return
-        except (Violation, msgspec.DecodeError) as violation:
+        except Violation as violation:
             self._log(f"violation by the agent, closing its connection: {violation}")
             self._status = EXIT_VIOLATION
             self._farewell()
