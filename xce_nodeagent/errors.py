@@ -58,7 +58,7 @@ class AgentError(Exception):
     code: ClassVar[str]
     error_class: ClassVar[ErrorClass]
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details

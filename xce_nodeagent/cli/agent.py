@@ -16,6 +16,7 @@ from xce_nodeagent.cli.session import (
     with_json,
 )
 from xce_nodeagent.errors import BadRequest, ErrorClass, NotPermitted, NotReady
+from xce_nodeagent.model import name
 
 _SIGNS = {"ok": "ok      ", "note": "note    ", "warning": "warning ", "fault": "FAULT   "}
 
@@ -66,6 +67,7 @@ def doctor(session: Session, *, repair: bool) -> int:
         from xce_nodeagent.cli.local import checks_without  # noqa: PLC0415  # it takes its time
 
         checks = checks_without(error.message, os.environ)
+        checks = checks if session.json else name.cleaned(checks)
     if session.json:
         session.show_json({"checks": checks})
     else:

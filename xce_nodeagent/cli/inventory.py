@@ -18,6 +18,7 @@ from xce_nodeagent.cli.session import (
     with_json,
 )
 from xce_nodeagent.errors import BadRequest
+from xce_nodeagent.model import name
 
 
 @command()
@@ -48,6 +49,7 @@ def inventory(
         raise click.UsageError("give one of --table, --tree and --json")
     if local or sysroot is not None or simulate or not session.has_socket():
         found = _look(sysroot, simulate or "")
+        found = found if session.json else name.cleaned(found)
     else:
         found = session.call("GetInventory", {})
     if session.json:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import click
 
 from xce_nodeagent.daemon import client
-from xce_nodeagent.errors import AgentError, BadRequest, ErrorClass
+from xce_nodeagent.errors import AgentError, BadRequest, ErrorClass, Internal
+from xce_nodeagent.model import name as names
 from xce_nodeagent.model import place
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -48,12 +49,20 @@ class Session:
                 if isinstance(text, str) and not _is_unicode(text):
                     raise BadRequest(f"{_option(name)}: {text!r} is not UTF-8", field=name)
         try:
-            return client.call(
+            answer = client.call(
                 method, parameters, self.socket, self.seconds if timeout is None else timeout
             )
         except BadRequest as error:
             error.message = _for_people(error)
             raise
+        if not names.environment(answer.get("env", {})):
+            raise Internal(
+                f"socket {self.socket}: the answer has variables that cannot be given to a shell"
+                " or a program; look who answers there"
+            )
+        if self.json:
+            return answer
+        return {key: one if key == "env" else names.cleaned(one) for key, one in answer.items()}
 
     def has_socket(self) -> bool:
         """Whether there is a socket at all; one that refuses, or that we may not see, is one."""
@@ -129,7 +138,11 @@ def tell(message: str) -> None:
 
 
 def tell_plain(text: str) -> None:
-    """Write to stderr, past its buffer; it may be closed or full as well."""
+    """Write to stderr, past its buffer; it may be closed or full as well.
+
+    What others chose may be in it, so a terminal is given nothing to obey.
+    """
+    text = "\n".join(map(names.printable, text.split("\n")))
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             os.write(2, text.encode("utf-8", "backslashreplace"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -42,14 +43,34 @@ def places(environment: Mapping[str, str], config: str | None) -> Places:
 def load(where: Places) -> Config:
     """Read the configuration. A missing default file is the default configuration."""
     try:
-        text = Path(where.config).read_text("utf-8")
+        with open(where.config, encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            text = file.read()
     except FileNotFoundError:
         if not where.named:
             return Config()
         raise BadConfig(f"{where.config}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"{where.config}: cannot be read: {error}") from None
+    if stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IWOTH:
+        raise BadConfig(
+            f"{where.config}: anybody can write to it (mode {stat.S_IMODE(found.st_mode):04o}), and"
+            " it says what root does: chmod o-w it, and look what it says"
+        )
     return parse(text, where.config)
+
+
+def check_owner(where: Places, agent: int) -> None:
+    """Refuse, with BadConfig, a configuration of the agent's own: root must not believe the agent.
+
+    What is missing is nobody's.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if agent != os.geteuid() and os.stat(where.config).st_uid == agent:
+            raise BadConfig(
+                f"{where.config}: it belongs to uid {agent}, which the agent runs as, and the"
+                " helpers go by it: chown it to root"
+            )
 
 
 def make_folders(where: Places, uid: int, gid: int) -> None:

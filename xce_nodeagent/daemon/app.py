@@ -21,7 +21,7 @@ import socket
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -30,6 +30,7 @@ from xce_nodeagent.daemon.account import Places, claimed, load, make_folders, pl
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import cgroup
 from xce_nodeagent.model.config import Config
+from xce_nodeagent.model.name import printable
 
 if TYPE_CHECKING:
     from xce_nodeagent.binding.supply import Dial
@@ -205,13 +206,22 @@ def _start_supervisor(where: Places, simulate: str) -> tuple[socket.socket, int]
     return ours, pid
 
 
+class _Plain(logging.Formatter):
+    """What callers, hardware and helpers say of themselves makes no line, and no colour."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the same
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
+
+
 def _log_to_stderr(verbose: bool) -> None:
     """Log to stderr. Under systemd the journal adds the time; at a terminal we do."""
     time = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format=f"{time}xce-nodeagent: %(levelname)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain(f"{time}xce-nodeagent: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # asyncio's debug lines tell nothing of ours.
     logging.getLogger("asyncio").setLevel(logging.WARNING)

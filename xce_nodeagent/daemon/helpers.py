@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from xce_nodeagent.daemon import roots
-from xce_nodeagent.daemon.account import load, places
+from xce_nodeagent.daemon.account import check_owner, load, places
 from xce_nodeagent.errors import AgentError
 from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.config import Config
@@ -90,7 +90,9 @@ def _run(asked: argparse.Namespace, log: Log) -> int:
     path = Path(asked.folder)
     if root:
         path.mkdir(0o755, parents=True, exist_ok=True)
-        folder.check(asked.folder, agent)
+        # Ours alone: whoever can put another lock there can have two binders at once.
+        folder.check(asked.folder, os.geteuid())
+        check_owner(where, agent)
     home = jobs_home(config, mounted)
     profile = asked.simulate or config.simulate.profile
     nodes = _simulated_nodes(profile, config) if profile and root else ()

@@ -23,6 +23,9 @@ Answer = tuple[str, str, dict[str, Any]]
 LIBRARY_GRACE = 5.0
 """Seconds that a prober has beyond those of its library, so that it can say which call hung."""
 
+HUNG_LIMIT = 32
+"""Devices that are left alone. More than a host has, and the prober only says so."""
+
 PATIENCE = 3.0
 """Seconds that a scan waits for the library."""
 
@@ -124,7 +127,8 @@ class Vendor:
                 return "error", f"the prober does not answer: {error.message}", {}
             self._pause = self._retry
             hung = answer.facts.get("hung", "")
-            if not hung or hung in self._hung:
+            known = hung in self._hung if isinstance(hung, str) else True
+            if not hung or known or len(self._hung) >= HUNG_LIMIT:
                 return answer.state, answer.reason, answer.facts
             log.warning("%s hung a prober: it is left alone until something changes", hung)
             self._hung.add(hung)

@@ -1,8 +1,11 @@
-"""The names that a caller gives: job id, attempt, port name; and what is made from them."""
+"""Names: those that a caller gives, what is made from them, and those that strangers chose."""
 
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Mapping
+from typing import Any
 
 from xce_nodeagent.errors import BadJobId, BadPort, BadRequest
 
@@ -26,6 +29,46 @@ def attempt(text: str) -> str:
 def printable(text: str) -> str:
     """Give a name that a stranger chose so that a terminal shows it and does not obey it."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def cleaned(value: Any) -> Any:
+    """Give an answer as a terminal may be shown it: every text in it `printable`."""
+    if isinstance(value, str):
+        return value if value.isprintable() else printable(value)
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(one) for key, one in value.items()}
+    return [cleaned(one) for one in value] if isinstance(value, list) else value
+
+
+_LETTERS = frozenset(string.ascii_uppercase + string.digits + "_")
+_CONTROL = frozenset(map(chr, (*range(32), *range(127, 160)))) - {"\t"}
+_OBEYED = ("ENV", "HOME", "IFS", "SHELL", "SHELLOPTS", "PROMPT_COMMAND", "EDITOR", "VISUAL",
+           "PAGER", "TMPDIR")  # fmt: skip
+_OBEYED_BEGINS = ("LD_", "DYLD_", "BASH", "PS", "PYTHON", "PERL", "RUBY", "LUA_", "NODE_", "JAVA_",
+                  "_JAVA", "JDK_", "GCONV_", "GLIBC_", "MALLOC_", "GIT_", "SSH_", "LESS",
+                  "OPENSSL_")  # fmt: skip
+_OBEYED_ENDS = ("PATH", "_PRELOAD", "_OPTIONS", "_OPTS", "_PLUGIN", "_LIBRARY")
+
+
+def environment(variables: Mapping[str, Any]) -> bool:
+    """Say whether these variables can be given to a shell, a program or a terminal, each a line.
+
+    Who asks may be root, whose shell evaluates the answer: a captured agent must give it no name
+    that is a command, and nothing by which the loader, a shell or an interpreter takes code
+    (LD_PRELOAD, BASH_ENV, PATH). hooks/prepare has the same lists.
+    """
+    return all(
+        isinstance(text, str) and not _CONTROL & set(text) and _harmless(name)
+        for name, text in variables.items()
+    )
+
+
+def _harmless(name: str) -> bool:
+    if not set(name) <= _LETTERS or not name or name[0].isdigit():
+        return False
+    return name.startswith("XCE_") or not (
+        name in _OBEYED or name.startswith(_OBEYED_BEGINS) or name.endswith(_OBEYED_ENDS)
+    )
 
 
 def _checked(what: str, text: str) -> str:

@@ -30,6 +30,8 @@ GIVEN_LIMIT, GIVEN_WITHIN = 10, 10.0
 """So many helpers of a role are handed out in so many seconds, not counting those in the place of
 one that was killed. An agent that asks for more is in a loop, or wants us to fork without end."""
 
+_PF_EXITING = 0x4  # linux/sched.h
+
 
 @dataclass(eq=False)
 class Child:
@@ -94,6 +96,16 @@ class Nursery:
         child.let_go()
         self._given[child.role].append(now)
 
+    def replace(self, role: ops.Role) -> list[Child]:
+        """Note that another one takes the place of those that are live; give them.
+
+        One that is ending already was not replaced: it is why the other was asked for.
+        """
+        found = [child for child in self.of(role, "live") if not _is_ending(child.pid)]
+        for child in found:
+            child.state = "replaced"
+        return found
+
     def rest(self, role: ops.Role, now: float) -> float:
         """Give the seconds for which no more of this role are made: too many were handed out."""
         given = self._given[role]
@@ -148,8 +160,10 @@ class Nursery:
         os.close(child.pidfd)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            if child.state in ("live", "replaced") and self._given[child.role]:
-                self._given[child.role].pop()  # the agent cannot send signals: it needs another
+            # The agent cannot send signals: it needs another. But it can have a binder ended by
+            # the next one, so one that was replaced first counts.
+            if child.state == "live" and self._given[child.role]:
+                self._given[child.role].pop()
             return f"killed by signal {-code} ({signal.Signals(-code).name})"
         return f"exit status {code}" if code else ""
 
@@ -167,6 +181,13 @@ class Nursery:
                 self._log(line)
         finally:
             os._exit(status)
+
+
+def _is_ending(pid: int) -> bool:
+    """Say whether a child is on its way out: its socket is closed before its pidfd tells."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return bool(int(fields[9 - 3]) & _PF_EXITING)  # the ninth field (proc_pid_stat(5))
 
 
 def _close_all_but(*kept: int) -> None:

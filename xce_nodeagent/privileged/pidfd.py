@@ -81,13 +81,18 @@ def kept_back(pid: int, proc: Path, agent: int) -> str:
 
 
 def _pid(pidfd: int, proc: Path) -> int:
-    """Read whose it is (proc(5), /proc/PID/fdinfo): -1 when the process is gone."""
+    """Read whose it is (proc(5), /proc/PID/fdinfo): -1 when the process is gone.
+
+    One of a thread (pidfd_open(2), PIDFD_THREAD) is a Violation: for a thread's number the kernel
+    moves the whole process, whose own number nobody has checked then.
+    """
     text = (proc / "self/fdinfo" / str(pidfd)).read_text("utf-8")
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == "Pid":
-            return int(value)
-    raise Violation("a Join with a descriptor that is no pidfd")
+    found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if "Pid" not in found:
+        raise Violation("a Join with a descriptor that is no pidfd")
+    if int(found["flags"], 8) & os.O_EXCL:  # what PIDFD_THREAD is, and fdinfo writes octal
+        raise Violation("a Join with the descriptor of a thread")
+    return int(found["Pid"])
 
 
 def enter(cgroup: Cgroup, pidfd: int, pid: int) -> None:

@@ -214,10 +214,7 @@ class Supervisor:
         """Note that a spare is live now. Nobody needs the one before, and it may hang."""
         for before in self._nursery.of(spare.role, "replaced"):
             before.kill()
-        before_it = self._nursery.of(spare.role, "live")
-        for before in before_it:
-            before.state = "replaced"
-        self._end_by(before_it, REPLACED_GRACE)
+        self._end_by(self._nursery.replace(spare.role), REPLACED_GRACE)
         self._nursery.give(spare, time.monotonic())
 
     def _trouble(self, role: ops.Role) -> str:

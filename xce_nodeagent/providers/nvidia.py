@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from xce_nodeagent.host import Host, nvml, pci
+from xce_nodeagent.host import Host, fact, nvml, pci
 from xce_nodeagent.model import environment
 from xce_nodeagent.model.instance import AttributeValue, DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode
@@ -41,6 +41,7 @@ class Nvidia:
             state, reason, facts = "none", "a recorded machine has no driver to ask", {}
         cards = _on_pci(host)
         if state == "found":
+            facts = fact.checked(facts)
             nodes = _Nodes(host)
             devices = _devices(host, facts, cards)
             instances = tuple(_instances(host, facts, devices, nodes))
