@@ -293,3 +293,26 @@ def test_a_flood_and_repeated_takes_are_answered_in_order_and_change_nothing(cap
     assert captured.surroundings() == before
     assert captured.process.poll() is None
     recovers(captured)
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_what_it_can_do_is_what_the_page_says_and_no_more(captured):
+    """It gives any managed card to any bound cgroup, stops managing, moves a process: no more.
+
+    When this test fails because less can be done, say less in docs/threats.md.
+    """
+    helper = captured.binder()
+    job, other = captured.home / "job-1", captured.other / "theirs"
+    other.mkdir()
+    cards = captured.cards()
+    everything = [Rule(card, READ_WRITE) for card in cards]
+    for path in (job, other):
+        assert helper.ask(captured.bind(path, *everything, populated=True)) == {"type": "done"}
+    pidfd = os.pidfd_open(captured.bystander.pid)
+    joined = helper.ask(ops.Join("1\na", captured.ref(job), captured.bystander.pid), pidfd)
+    os.close(pidfd)
+    assert joined == {"type": "done"}
+    (captured.outside / "cgroup.procs").write_text(str(captured.bystander.pid), "ascii")
+    assert helper.ask(ops.Manage(())) == {"type": "done"}
+    # A device that is managed no more is not granted either.
+    assert helper.ask(captured.bind(job, everything[0])) is None
