@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from xce_nodeagent.privileged import ops
+from xce_nodeagent.privileged.label import Label
 from xce_nodeagent.privileged.ops import Device, Rule
 
 pytestmark = [pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf"), pytest.mark.timeout(120)]
@@ -60,12 +61,16 @@ PATHS = {
 }
 
 
+def marked(cgroup):
+    return Label.read(os.getxattr(cgroup, "trusted.xce.binding")).mark
+
+
 def recovers(captured):
     """After whatever it was: the next binder takes over, fences, and takes the fence away."""
     helper = captured.binder()
     job = captured.home / "job-after"
     assert helper.ask(captured.bind(job)) == {"type": "done"}
-    assert os.getxattr(job, "trusted.xce.binding") == b"1\na"
+    assert marked(job) == "1\na"
     gone = helper.ask(ops.Unbind("1\na", captured.ref(job), remove=True))
     assert gone is not None
     assert gone["gone"] is True
@@ -85,7 +90,7 @@ def test_no_path_leads_out_of_the_roots(captured, name, mount):
         (captured.bind(path, make=True, populated=True), ()),
         (captured.bind(path, make=False, populated=True), ()),
         (ops.Unbind("1\na", ref, remove=True), ()),
-        (ops.Verify("1\na", ref, ()), ()),
+        (ops.Verify("1\na", ref, ops.pack(())), ()),
         (ops.Join("1\na", ref, captured.bystander.pid), (pidfd,)),
     ):
         answer = helper.ask(request, *fds)
@@ -269,7 +274,7 @@ def test_marks_hold_any_text_and_no_more_than_that(captured):
     job = captured.home / "job-1"
     for mark in ("1\na", "\n\n\n", "$(id)`id`\0\x1b]0;x\x07", "x" * 4096):
         assert helper.ask(captured.bind(job, mark=mark)) == {"type": "done"}
-        assert os.getxattr(job, "trusted.xce.binding") == mark.encode()
+        assert marked(job) == mark
         other = helper.ask(captured.bind(job, mark=f"{mark}"[:-1] + "?"))
         assert other is not None
         assert other["code"] == "conflict"
@@ -279,7 +284,36 @@ def test_marks_hold_any_text_and_no_more_than_that(captured):
     assert helper.ask(captured.bind(job, mark="")) is None
     assert captured.binder().ask(captured.bind(job, mark="x" * 4097)) is None
     assert captured.binder().ask(captured.bind(job, mark="ä" * 2049)) is None
+    for word in ("bound", "released"):  # what stands between a mark and its record
+        assert captured.binder().ask(captured.bind(job, mark=f"1\na\n {word}\n")) is None
     assert not job.exists()
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_record_is_bytes_and_never_read_as_another_mark(captured):
+    helper = captured.binder()
+    job = captured.home / "job-1"
+    for record in (b"\n bound\n2\nb", b"\n released\n", b"\0\xff" * 1000, b"x" * 57_344):
+        assert helper.ask(captured.bind(job, record=record)) == {"type": "done"}
+        label = Label.read(os.getxattr(job, "trusted.xce.binding"))
+        assert label == Label("1\na", record)
+    assert helper.ask(captured.bind(job, record=b"x" * 57_345)) is None
+    helper = captured.binder()
+    gone = helper.ask(ops.Unbind("1\na", captured.ref(job), remove=True))
+    assert gone is not None
+    assert gone["gone"] is True
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_it_ends_no_process_where_the_configuration_does_not_say_so(captured):
+    """It could move any process into a job; by its own word it kills none."""
+    helper = captured.binder()
+    for path in (captured.home / "job-1", captured.outside, captured.home, captured.top):
+        for what in ("term", "kill"):
+            answer = helper.ask(ops.Kill("1\na", captured.ref(path), what))
+            assert answer is not None
+            assert answer["code"] == "not_permitted"
+    assert captured.bystander.poll() is None
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)

@@ -57,7 +57,7 @@ def hammered(captured, path, grants):
     while time.monotonic() < until:
         for request in (
             captured.bind(path, *grants, make=False, populated=True),
-            ops.Verify("1\na", ref, ()),
+            ops.Verify("1\na", ref, ops.pack(())),
             ops.Unbind("1\na", ref, remove=False),
         ):
             answer = helper.ask(request)

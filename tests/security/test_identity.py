@@ -22,10 +22,11 @@ agent       61499  61499  1            2       -           -       -
 supervisor  0      0      1            2       -           -       {supervisor}
 binder      0      0      1            2       -           -       DAC_OVERRIDE,NET_ADMIN,SYS_ADMIN,MKNOD
 prober      61498  61498  1            2       -           -       -
-witness     61497  61497  1            2       -           -       DAC_READ_SEARCH,SYS_PTRACE
+witness     61497  61497  1            2       -           -       DAC_READ_SEARCH,SYS_PTRACE,CHECKPOINT_RESTORE
 """  # noqa: E501  # a table
 SUPERVISOR = (
     "DAC_OVERRIDE,DAC_READ_SEARCH,KILL,SETGID,SETUID,SETPCAP,NET_ADMIN,SYS_PTRACE,SYS_ADMIN,MKNOD"
+    ",CHECKPOINT_RESTORE"
 )
 
 

@@ -25,11 +25,14 @@ class Label(NamedTuple):
     @classmethod
     def read(cls, value: bytes) -> Label:
         """Read it. An earlier version wrote the mark only, which is the job and the attempt."""
-        for between in (_BOUND, _RELEASED):
-            mark, found, record = value.partition(between)
-            if found:
-                return cls(mark.decode("utf-8", "replace"), record, between == _RELEASED)
-        return cls(value.decode("utf-8", "replace"), b"")
+        # The first of them: a record may hold anything.
+        places = {value.find(between): between for between in (_BOUND, _RELEASED)}
+        place = min((place for place in places if place >= 0), default=-1)
+        if place < 0:
+            return cls(value.decode("utf-8", "replace"), b"")
+        between = places[place]
+        record = value[place + len(between) :]
+        return cls(value[:place].decode("utf-8", "replace"), record, between == _RELEASED)
 
     def value(self) -> bytes:
         """Give it as it is stored: in one value, so that it changes at once."""
@@ -38,8 +41,9 @@ class Label(NamedTuple):
 
 def check_mark(mark: str) -> None:
     """Raise Violation for what is no mark."""
-    if not 0 < len(mark.encode()) <= MARK_LIMIT:
-        raise Violation(f"a mark of {len(mark)} characters")
+    text = mark.encode()
+    if not 0 < len(text) <= MARK_LIMIT or _BOUND in text or _RELEASED in text:
+        raise Violation(f"a mark of {len(mark)} characters, or one that reads as more than a mark")
 
 
 def check_record(record: bytes) -> None:
