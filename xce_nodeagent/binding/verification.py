@@ -25,6 +25,9 @@ from xce_nodeagent.privileged.ops import Mask
 
 log = logging.getLogger(__name__)
 
+MASKED = "masked by "
+"""How a fault begins that programs of others are."""
+
 Result = Literal[
     "whole", "repaired", "re-asserted", "masked", "cgroup-vanished", "released", "failed"
 ]
@@ -167,13 +170,13 @@ class Verification:
         if not binding.plan.grants:
             return None
         if old := [mask for mask in masks if not mask.new]:
-            text = f"masked by {_listed(old)}, since before it was bound"
+            text = f"{MASKED}{_listed(old)}, since before it was bound"
             self._notes[binding.key] = (binding.since, text)
         if new := [mask for mask in masks if mask.new]:
             return Found(
                 binding.key,
                 "masked",
-                f"masked by {_listed(new)}, which came after the job was bound, and may refuse"
+                f"{MASKED}{_listed(new)}, which came after the job was bound, and may refuse"
                 " what the job was given",
             )
         return None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from xce_nodeagent.binding.helper import Helper
-from xce_nodeagent.binding.verification import Found, Verification
+from xce_nodeagent.binding.verification import MASKED, Found, Verification
 from xce_nodeagent.binding.vigil import Vigil
 from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import AgentError
@@ -117,10 +117,12 @@ def bindings(
         elif fault := differing.get(binding.key):
             checks.append(Check(name=name, state="fault", text=fault, remedy=_REPAIR))
         elif fault := verification.fault(binding):
+            # What a program of another's refuses is not known: it may be nothing of the job's.
+            masked = fault.startswith(MASKED)
             checks.append(
                 Check(
                     name=name,
-                    state="fault",
+                    state="warning" if masked else "fault",
                     text=f"unhealthy: {fault}",
                     remedy="take away what is in the way, then `xce-nodeagent doctor --repair`; or"
                     " release the job",

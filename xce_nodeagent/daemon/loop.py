@@ -233,6 +233,8 @@ class Daemon:
             release=self._config.release,
         )
         self._lifecycle = lifecycle
+        # From before the look at what is bound: what comes in between is seen then.
+        self._reloads = reload_watch()
         # The witness is for later; but no helper is to be started on a job's path.
         self._spawn(self._start_witness())
         await self._compare(home)
@@ -279,7 +281,7 @@ class Daemon:
             lifecycle.verification,
             self._config.agent.attempt_memory_seconds,
             lambda: rebuild.sweep(lifecycle, self._executor, time.time()),
-            reload_watch(),
+            self._reloads,
         )
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)

@@ -44,6 +44,7 @@ class Upkeep:
         self._memory = memory_seconds
         self._sweep = sweep
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
         self._waiting = False
         self._maintaining: asyncio.TimerHandle | None = None
         ledger.on_write = self._maintain_later
@@ -82,12 +83,13 @@ class Upkeep:
             self._spawn(self._verify())
 
     async def _verify(self) -> None:
-        self._waiting = False
-        await self._verification.run()
-        try:
-            await self._sweep()
-        except AgentError as error:
-            log.error("the cgroups cannot be compared with the ledger: %s", error.message)
+        async with self._turn:
+            self._waiting = False
+            await self._verification.run()
+            try:
+                await self._sweep()
+            except AgentError as error:
+                log.error("the cgroups cannot be compared with the ledger: %s", error.message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
