@@ -117,7 +117,12 @@ class Stage:
         self.outcomes = Outcomes(self.ledger)
         self.executor = Executor(self, lambda: frozenset(self.world.devices))
         self.verification = Verification(
-            self.ledger, self.executor, Turns(), self.outcomes, clock=time.time
+            self.ledger,
+            self.executor,
+            Turns(),
+            self.outcomes,
+            finish=lambda: None,
+            clock=time.time,
         )
         self.asked: list[Any] = []
         self.triers: list[Trier] = []

@@ -23,7 +23,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
-from xce_nodeagent.daemon import bookkeeping, doctor
+from xce_nodeagent.daemon import bookkeeping, doctor, reloads
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.parts import Parts
