@@ -197,7 +197,7 @@ def test_unbind_of_another_s_cgroup_leaves_it_alone(world, nodes):
     world.start(*nodes)
     grants = (Rule(min(nodes), READ_WRITE),)
     world.bind(world.job(), *grants, mark="one")
-    assert world.unbind(world.job(), mark="two") == Unbound(gone=True)
+    assert world.unbind(world.job(), mark="two") == Unbound(gone=True, stray="one")
     assert world.verify(world.job(), *grants, mark="one").state in {"ok", "unverifiable"}
 
 

@@ -115,7 +115,9 @@ class Stage:
         self.given, *self.others = sorted(nodes)
         self.ledger = Ledger(folder / "ledger.db", "boot", time.time, log_bytes=0)
         self.outcomes = Outcomes(self.ledger)
-        self.executor = Executor(self, lambda: frozenset(self.world.devices))
+        self.executor = Executor(
+            self, lambda: frozenset(self.world.devices), self.ledger.book.has_mark
+        )
         self.verification = Verification(
             self.ledger,
             self.executor,

@@ -162,6 +162,11 @@ class Book:
             return inside, self._cgroups[inside]
         return None
 
+    def has_mark(self, mark: str) -> bool:
+        """Say whether a live binding has a cgroup's mark."""
+        job, _, attempt = mark.partition("\n")
+        return (job, attempt) in self.live
+
     def forget(self, before: float) -> list[Key]:
         """Drop the tombstones of attempts that were over before a moment; give their keys."""
         old = [key for key, ended in self.over.items() if ended < before]

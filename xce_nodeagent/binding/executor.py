@@ -63,11 +63,18 @@ class Binder(Protocol):
 class Executor:
     """Acts on bindings through a binder. Where there is none, nothing is enforced.
 
-    `managed` gives the devices that the binder was told to manage.
+    `managed` gives the devices that the binder was told to manage; `is_live` says whether a live
+    binding has a mark.
     """
 
-    def __init__(self, binder: Binder | None, managed: Callable[[], Collection[Device]]) -> None:
+    def __init__(
+        self,
+        binder: Binder | None,
+        managed: Callable[[], Collection[Device]],
+        is_live: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._binder = binder
+        self._is_live = is_live
         self._managed = managed
         self._packed_for: Collection[Device] = ()
         self._kept: dict[int, tuple[tuple[Rule, ...], Raw]] = {}  # held, so an id stays its own
@@ -136,11 +143,14 @@ class Executor:
         if step is None or self._binder is None:
             meanwhile()
             return Unbound(gone=True)
-        answer = await self._binder.call(
-            Unbind(binding.mark, step.cgroup, remove=isinstance(inverse(step), RemoveCgroup)),
-            meanwhile=meanwhile,
-        )
-        return _expect(answer, Unbound)
+        remove = isinstance(inverse(step), RemoveCgroup)
+        request = Unbind(binding.mark, step.cgroup, remove=remove)
+        answer = _expect(await self._binder.call(request, meanwhile=meanwhile), Unbound)
+        if answer.stray and not self._is_live(answer.stray):
+            # Somebody changed the mark: what the job was given is still open to it.
+            request = structs.replace(request, stray=answer.stray)
+            answer = _expect(await self._binder.call(request), Unbound)
+        return answer
 
     async def verify(self, binding: Binding) -> Verified:
         """Compare the kernel's state with the plan."""

@@ -137,8 +137,7 @@ class Verification:
         seen = await self._executor.verify(binding)
         wrong, stray = seen.fault, ""
         if seen.state == "stray":
-            job, _, rest = wrong.partition("\n")
-            if (job, rest.partition("\n")[0]) in self._ledger.book.live:
+            if self._ledger.book.has_mark(wrong):
                 # Removed and made again since, and bound to that one.
                 return self._vanished(key, "its cgroup is another binding's now")
             wrong, stray = "its mark was changed", wrong

@@ -23,7 +23,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
-from xce_nodeagent.daemon import bookkeeping, doctor, reloads
+from xce_nodeagent.daemon import bookkeeping, doctor
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.parts import Parts
@@ -119,10 +119,11 @@ class Daemon:
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._vendor = Vendor(self.prober, self._look_again)
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
-        enforced = config.agent.enforcement != "off" and helpers_are_root
-        self._enforced = enforced
+        self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
         self._executor = Executor(
-            self.binder if enforced else None, lambda: self._managed or frozenset()
+            self.binder if enforced else None,
+            lambda: self._managed or frozenset(),
+            self.ledger.book.has_mark,
         )
         self.survey = Survey(
             host,
@@ -372,14 +373,13 @@ class Daemon:
     # ---- doctor -----------------------------------------------------------------------------
 
     async def _examine(self, repair: bool) -> tuple[Check, ...]:
-        everybody = (self.binder, self.prober, self.witness)
+        helpers = (self.binder, self.prober, self.witness)
         book = self.ledger.book
         verification = self._lifecycle.verification
-        repaired = doctor.repairs(await verification.run(deep=True)) if repair else ()
         return (
-            *repaired,
+            *(doctor.repairs(await verification.run(deep=True)) if repair else ()),
             doctor.enforcement(self._config, self.taken),
-            doctor.helpers({helper.role: helper.restarts for helper in everybody}),
+            doctor.helpers({helper.role: helper.restarts for helper in helpers}),
             bookkeeping.ledger(self.ledger, time.time(), enforced=self._enforced),
             *doctor.discovery(self.survey.current),
             *doctor.bindings(book, verification, await verification.compare()),

@@ -22,15 +22,6 @@ SHARE = 20.0
 one CPU at most."""
 
 
-def watch() -> ReloadWatch | None:
-    """Watch the running systemd; give None, and say so in the log, where there is none."""
-    try:
-        return ReloadWatch()
-    except OSError as error:
-        log.info("no systemd is watched for reloads: %s", error)
-        return None
-
-
 class Reloads:
     """Calls `verify` when systemd may have touched cgroups.
 

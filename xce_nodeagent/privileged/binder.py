@@ -32,7 +32,7 @@ from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import fence2, kill, majors, pidfd, simnode
 from xce_nodeagent.privileged.cgroup import Cgroup
 from xce_nodeagent.privileged.channel import Violation
-from xce_nodeagent.privileged.fence import Fence, take_back
+from xce_nodeagent.privileged.fence import Fence
 from xce_nodeagent.privileged.fences import Fences
 from xce_nodeagent.privileged.grants import Grants
 from xce_nodeagent.privileged.label import Label, check_bindable, check_mark, check_record
@@ -58,11 +58,10 @@ from xce_nodeagent.privileged.ops import (
     VerifyHome,
 )
 from xce_nodeagent.privileged.roots import Roots, Where
+from xce_nodeagent.privileged.unbinding import unbind
 
 BOUND_LIMIT = 16_384
 """Cgroups that are bound at once: many times what a host can run, few enough to go over."""
-
-_GONE = Unbound(gone=True)
 
 
 class Binder:
@@ -291,33 +290,10 @@ class Binder:
     def _unbind(self, request: Unbind) -> Unbound:
         fence = self._fence(request.cgroup)
         check_mark(request.mark)
-        try:
-            cgroup = self._roots.open(request.cgroup)
-        except FileNotFoundError:
+        unbound = unbind(request, self._roots, fence)
+        if not unbound.populated and not unbound.stray:
             self._bound.pop(request.cgroup, None)
-            return self._unbind_renamed(request, fence)
-        with cgroup:
-            mark = cgroup.mark()
-            if mark == request.mark:
-                unbound = take_back(cgroup, fence, remove=request.remove)
-                if not unbound.populated:
-                    self._bound.pop(request.cgroup, None)
-                return unbound
-            if mark is None and request.remove:
-                # A crash came between making it and marking it, or before. In the home, what
-                # nobody has and nobody is in can only be ours; elsewhere it is not ours to remove.
-                inside_home = self._home and cgroup.ref.path.startswith(f"{self._home.path}/")
-                if inside_home and not cgroup.populated():
-                    cgroup.remove()
-        return self._unbind_renamed(request, fence)
-
-    def _unbind_renamed(self, request: Unbind, fence: Fence) -> Unbound:
-        """Nothing of that name has the mark: on cgroup v1 it may have another name now."""
-        found = self._roots.find(request.cgroup, request.mark)
-        if found is None:
-            return _GONE
-        with found:
-            return take_back(found, fence, remove=request.remove)
+        return unbound
 
     def _open(self, ref: CgroupRef, where: Where) -> Cgroup:
         try:

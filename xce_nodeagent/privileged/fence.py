@@ -8,7 +8,7 @@ from typing import Protocol
 from xce_nodeagent.errors import AgentError, BadCgroup
 from xce_nodeagent.model.rule import Device, Rule, normal
 from xce_nodeagent.privileged.cgroup import Cgroup
-from xce_nodeagent.privileged.ops import Unbound, Verified
+from xce_nodeagent.privileged.ops import Verified
 
 
 class Fence(Protocol):
@@ -34,6 +34,10 @@ class Fence(Protocol):
         """Give what is granted to every sub-cgroup again, where one may lack it."""
         ...
 
+    def holds(self, cgroup: Cgroup) -> bool:
+        """Say whether something of ours is granted to a cgroup, whatever mark it bears."""
+        ...
+
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Compare with the kernel; change nothing."""
         ...
@@ -53,34 +57,6 @@ class Fence(Protocol):
     def close(self) -> None:
         """Let go of descriptors; what is enforced stays."""
         ...
-
-
-def take_back(cgroup: Cgroup, fence: Fence, *, remove: bool) -> Unbound:
-    """Take every grant from a cgroup, and with `remove` remove it, unless somebody is in it."""
-    if remove and cgroup.remove_alone():
-        return Unbound(gone=True)
-    # Somebody is in it, or it stays: it is closed before anything else. `bind`, because somebody
-    # else may have taken the fence away meanwhile. The word on it comes first, so that nobody
-    # opens again what is closed, whatever the ledger has lost.
-    try:
-        cgroup.release_label()
-    finally:
-        fence.bind(cgroup, (), made=False)
-    populated, pids = cgroup.occupants()
-    if populated or (populated is None and not remove):
-        return Unbound(gone=False, pids=pids, populated=True)
-    if remove:
-        cgroup.clear()
-        if cgroup.remove_alone():
-            return Unbound(gone=True)
-        populated, pids = cgroup.occupants()
-        # Without a sub-cgroup, it is somebody who keeps it: who has come since, or is not wholly
-        # gone yet. With some, there are too many to be removed at once.
-        if populated is not False or not any(True for _ in cgroup.descendants(1)):
-            return Unbound(gone=False, pids=pids, populated=True)
-    # Left to its owner, still fenced, without a grant.
-    cgroup.drop_mark()
-    return Unbound(gone=False)
 
 
 def each(bound: Iterable[Cgroup], act: Callable[[Cgroup], None]) -> None:

@@ -92,6 +92,10 @@ class Fence1:
         lines = self._lines(grants)
         each(cgroup.descendants(), lambda below: _write(below, "allow", lines))
 
+    def holds(self, cgroup: Cgroup) -> bool:
+        """Say whether anything is recorded as granted."""
+        return bool(cgroup.grants())
+
     def verify_home(self, home: Cgroup | None) -> str:  # noqa: ARG002  # Fence's signature
         """Bindings share nothing in this hierarchy."""
         return ""

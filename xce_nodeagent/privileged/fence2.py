@@ -209,6 +209,12 @@ class SharedFence:
     def spread(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> None:
         """Every sub-cgroup is judged by the same program and the same grants."""
 
+    def holds(self, cgroup: Cgroup) -> bool:
+        """Say whether its storage has a grant, which outlives a program that was taken away."""
+        key = struct.pack("=Q", cgroup.id)
+        value = bpfcall.map_lookup(self._grants, key, bpf.grants_size(self._slots))
+        return value is not None and any(value)
+
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Look for exactly one fence of ours, the right one, with these grants."""
         fault = attachment.fault(cgroup, self._same, self._programs)

@@ -90,6 +90,10 @@ class JobFence:
         """Give what is recorded."""
         return cgroup.grants()
 
+    def holds(self, cgroup: Cgroup) -> bool:
+        """Say whether anything is recorded as granted."""
+        return bool(cgroup.grants())
+
     def verify(self, cgroup: Cgroup, grants: tuple[Rule, ...]) -> Verified:
         """Compare the tag of what is attached with that of a copy, and the record."""
         tag = self._tag(cgroup, grants)

@@ -114,13 +114,15 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 class Unbind(Struct, frozen=True, tag="unbind"):
     """Take every grant back, and with `remove` remove the cgroup if nothing is in it.
 
-    Idempotent; a cgroup that is gone is an answer (`gone`), not an error. One that bears
-    another mark is left alone and answered as gone.
+    Idempotent; a cgroup that is gone is an answer (`gone`), not an error. One that bears another
+    mark is left alone and answered as gone, with that mark as `stray`; asked again with it, which
+    says that no binding has it, its grants are taken back.
     """
 
     mark: str
     cgroup: CgroupRef
     remove: bool
+    stray: str = ""
 
 
 class Unbound(Struct, frozen=True, tag="unbound"):
@@ -136,6 +138,7 @@ class Unbound(Struct, frozen=True, tag="unbound"):
     gone: bool
     pids: tuple[int, ...] = ()
     populated: bool = False
+    stray: str = ""
 
 
 class Verify(Struct, frozen=True, tag="verify"):

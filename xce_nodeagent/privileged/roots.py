@@ -134,6 +134,10 @@ class Roots:
             return None
         return Cgroup(self._home, fd, -1, self._home.path)  # the name is absolute
 
+    def is_in_home(self, ref: CgroupRef) -> bool:
+        """Say whether a cgroup is below the home, where only a binder makes any."""
+        return self._home is not None and ref.path.startswith(self._inside_home)
+
     # ---- opening ----------------------------------------------------------------------------
 
     def open(self, ref: CgroupRef, where: Where = "any") -> Cgroup:
