@@ -39,6 +39,10 @@ from xce_nodeagent.privileged.ops import Unbound
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 5.0
+"""Seconds that whoever releases again what is quarantined waits for a look. No first release
+does."""
+
 
 class Releases:
     """Takes back what was given. `last_seen` loses whom it takes everything from."""
@@ -101,8 +105,8 @@ class Releases:
         if ask.instances is not None:
             return await self._shrink(bindings, ask.instances)
         if len(bindings) == 1:
-            return await self.undo(bindings[0].key, kill)
-        tried = [self.undo(binding.key, kill) for binding in bindings]
+            return await self.undo(bindings[0].key, kill, PATIENCE)
+        tried = [self.undo(binding.key, kill, PATIENCE) for binding in bindings]
         results = await asyncio.gather(*tried, return_exceptions=True)
         for result in results:  # what cannot be released now keeps none of the others
             if isinstance(result, BaseException):
@@ -136,10 +140,11 @@ class Releases:
         """What becomes of processes that are left when nobody says anything about them."""
         return "term-then-kill" if self._policy.kill == "term-then-kill" else "none"
 
-    async def undo(self, key: Key, kill: Kill = "none") -> wire.Released:
+    async def undo(self, key: Key, kill: Kill = "none", patience: float = 0.0) -> wire.Released:
         """Release one binding, whole. A second release waits for the first and finds it done.
 
-        What was once asked to be killed stays so.
+        What was once asked to be killed stays so. `patience`: for so many seconds it is waited
+        for a look who has the devices of one that is quarantined.
         """
         async with self._turns.of(key):
             binding = self._book.live.get(key)
@@ -166,9 +171,13 @@ class Releases:
                 return wire.Released(released=True, clean=True)
             quarantined = leftover.quarantined(binding, unbound, ports)
             if not left and binding.state == "quarantined" and self.vigil.doubt(binding):
-                # Nobody is in the cgroup any more; what the devices are is seen off the path.
-                left, quarantined = binding.left, binding.instances
-                clean = False
+                # Nobody is in the cgroup any more; who has the devices is for the witness to say.
+                if patience:
+                    await self.vigil.look(patience)
+                binding = self._book.live.get(key)
+                if binding is None:
+                    return wire.Released(released=True, clean=True)
+                left, quarantined, clean = binding.left, binding.instances, False
             else:
                 clean = not left
                 self._outcome(binding, left, quarantined)

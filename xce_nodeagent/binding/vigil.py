@@ -124,9 +124,16 @@ class Vigil:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._rest, self._begin)
 
-    async def look(self) -> None:
-        """Look now, whatever there is to look for."""
-        await self._run()
+    async def look(self, patience: float) -> None:
+        """Look now, and wait for it so many seconds at most."""
+        if (before := self._task) is not None:
+            await asyncio.wait({before}, timeout=patience)
+        if self._task is None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._begin()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=patience)
 
     async def close(self) -> None:
         """Stop looking."""
