@@ -38,11 +38,12 @@ class Cleaning:
         self._task: asyncio.Task[None] | None = None
         self._due: dict[Key, tuple[float, float]] = {}
         self._wake = asyncio.Event()
+        self._closed = False
 
     def later(self) -> None:
         """See to it that what is unclean is looked at until nothing is."""
         self._wake.set()
-        if self._task is None or self._task.done():
+        if not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.ensure_future(self._run())
 
     def soon(self) -> None:
@@ -51,7 +52,8 @@ class Cleaning:
         self.later()
 
     async def _run(self) -> None:
-        while unclean := self._unclean():
+        # Before Python 3.12, wait_for loses a cancellation that comes together with the wake-up.
+        while not self._closed and (unclean := self._unclean()):
             now = time.monotonic()
             self._due = {key: self._due.get(key, (now + SECONDS, SECONDS)) for key in unclean}
             self._wake.clear()
@@ -76,6 +78,7 @@ class Cleaning:
 
     async def close(self) -> None:
         """Stop looking."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

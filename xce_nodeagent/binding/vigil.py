@@ -85,6 +85,7 @@ class Vigil:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._again = False
+        self._closed = False
         self._rest = SECONDS
         self.trouble = ""
         """Why it could not be looked the last time; "" when it could."""
@@ -121,7 +122,7 @@ class Vigil:
         """See to it that it is looked soon."""
         if self._task is not None:
             self._again = True
-        elif self._timer is None:
+        elif self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._rest, self._begin)
 
     async def look(self, patience: float) -> None:
@@ -137,6 +138,7 @@ class Vigil:
 
     async def close(self) -> None:
         """Stop looking."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
