@@ -18,14 +18,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from xce_nodeagent.errors import (
-    AgentError,
-    BadCgroup,
-    Conflict,
-    Enforcement,
-    NotReady,
-    exhausted,
-)
+from xce_nodeagent.errors import AgentError, BadCgroup, Conflict, Enforcement, NotReady, exhausted
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Device
