@@ -167,6 +167,8 @@ def test_a_quick_run_gives_the_pinned_names_and_leaves_nothing(
         assert figure["value"] >= 0
         if figure["name"].endswith("_p99"):
             assert figure["samples"] >= 1000
+    verified = figures["verify_1000_bindings_cpu"]
+    assert (verified["unit"], verified["value"] > verified["floor"] > 0) == ("s", True)
     for name in PINNED:
         assert figures[name]["unit"] == "ms"
         assert figures[name]["ratio"] == pytest.approx(
