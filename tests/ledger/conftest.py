@@ -33,7 +33,14 @@ _agents = _beside("agent/conftest.py")
 refused = _agents.refused
 in_job = _agents.in_job
 serving = _agents.serving
-node = _beside("binding/conftest.py").node
+_nodes = _beside("binding/conftest.py")
+node = _nodes.node
+
+
+@pytest.fixture
+def make_node() -> Any:
+    """Make a node without a kernel, whose ledger is in a folder."""
+    return _nodes.Node
 
 
 @pytest.fixture(params=["cgroup2", "cgroup1"])

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ CREATE TABLE IF NOT EXISTS hardware (
 ) WITHOUT ROWID;
 """
 
-_OURS = {"meta", "events", "hardware"}
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _ROWS = 5000
 """Rows of one statement: SQLite takes 32,766 values in one, and a row has six."""
@@ -74,26 +73,26 @@ class Database:
 
     def _open(self, log: bytes) -> None:
         execute = self._db.execute
+        tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        if tables and not {"meta", "events"} <= tables:
+            raise Damaged(f"it has the tables {', '.join(sorted(tables))}, which are no ledger's")
+        if not tables and salvage.behind(log, 0):
+            raise Damaged("its log is damaged at the start")
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=FULL")
         # The log is folded in when idle (`checkpoint`), not in the middle of somebody's prepare.
         execute("PRAGMA wal_autocheckpoint=0")
-        tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type='table'")}
         if tables:
-            self._check_whole(tables, log)
+            self._check_whole(log)
         else:
-            self._db.executescript(SCHEMA)
-            execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+            version = f"INSERT INTO meta VALUES ('version', '{VERSION}');"  # noqa: S608  # a number of ours
+            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {version} COMMIT;")
             sync_folder(self.path)
         if self._log_bytes and _size(f"{self.path}-wal") < self._log_bytes:
             self._grow_log()
 
-    def _check_whole(self, tables: Collection[str], log: bytes) -> None:
+    def _check_whole(self, log: bytes) -> None:
         execute = self._db.execute
-        if not {"meta", "events"} <= set(tables):
-            raise Damaged(
-                f"it has the tables {', '.join(sorted(tables)) or 'none'}, not a ledger's"
-            )
         row = execute("SELECT value FROM meta WHERE key='version'").fetchone()
         if row is None or not str(row[0]).isdecimal():
             raise Damaged("it does not say its version")
@@ -108,7 +107,7 @@ class Database:
         if found != "ok":
             raise Damaged(" ".join(str(found).split()))
         last = execute("SELECT MAX(seq) FROM events").fetchone()[0] or 0
-        if any(row.seq > last for row in salvage.behind(log, frames)):
+        if any(row.seq > last for row in salvage.behind(log, max(frames, 0))):
             raise Damaged("its log is damaged in the middle")
         if not execute("SELECT 1 FROM pragma_table_info('events') WHERE name='up'").fetchone():
             execute("ALTER TABLE events ADD COLUMN up REAL")

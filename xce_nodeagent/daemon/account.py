@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -103,7 +104,7 @@ def claimed(where: Places) -> Iterator[None]:
 def _locked(within: Path, variable: str) -> int:
     path = within / "agent.lock"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = _lock_file(path)
     except OSError as error:
         raise BadConfig(
             f"{path}: {error.strerror}: the agent, as uid {os.geteuid()}, must get to this folder"
@@ -117,3 +118,14 @@ def _locked(within: Path, variable: str) -> int:
             f"another agent runs with {within}: stop it first, or set {variable}"
         ) from None
     return descriptor
+
+
+def _lock_file(path: Path) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    except OSError as error:
+        # Running jobs need an agent also where nothing can be written.
+        if error.errno not in (errno.EROFS, errno.ENOSPC):
+            raise
+        return os.open(path, os.O_RDONLY | flags)

@@ -34,9 +34,13 @@ def make(path: str, uid: int, gid: int, mode: int) -> None:
     finally:
         os.close(parent)
     try:
-        _check_owner(os.fstat(folder), path, (os.geteuid(), uid))
-        os.fchown(folder, uid, gid)
-        os.fchmod(folder, mode)
+        found = os.fstat(folder)
+        _check_owner(found, path, (os.geteuid(), uid))
+        # Nothing is written that is right already: the disk may be read-only by now.
+        if (found.st_uid, found.st_gid) != (uid, gid):
+            os.fchown(folder, uid, gid)
+        if stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(folder, mode)
     finally:
         os.close(folder)
 
