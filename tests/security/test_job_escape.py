@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from xce_nodeagent.daemon import doctor
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.binder import Binder
+from xce_nodeagent.privileged.witness import Witness
 
 ALICE = 54321
 
@@ -265,7 +268,14 @@ def test_what_is_below_it_is_fenced_as_well(agent, job, how):
 ZERO = Device("c", 1, 5)
 
 
-def test_a_descriptor_that_was_passed_in_works(mount, backend):
+class Witnessing:
+    """A witness in this process, asked as the agent asks its own."""
+
+    async def call(self, request):
+        return Witness().handle(request, ())
+
+
+def test_a_descriptor_that_was_passed_in_works_and_doctor_shows_who_has_it(mount, backend):
     """Not covered, and cannot be: the kernel asks the fence at open() only.
 
     No managed device of this machine has a driver, so the binder is told that it made /dev/zero.
@@ -280,58 +290,32 @@ def test_a_descriptor_that_was_passed_in_works(mount, backend):
         "except OSError as error: end.send(str(error.errno).encode())\n"
         "_,fds,_,_=socket.recv_fds(end,16,1)\n"
         "end.send(os.read(fds[0],4))\n"
+        "end.recv(1)\n"
     )
+    ours, theirs = socket.socketpair()
     try:
         assert isinstance(binder.handle(ops.Take()), ops.Taken)
         binder._made = frozenset({ZERO})
         assert binder.handle(ops.Manage((ZERO,))) == ops.Done()
         job = CgroupRef(backend, f"{top}/job")
         assert binder.handle(ops.Bind("1", job, ops.pack(()), make=True)) == ops.Done()
-        ours, theirs = socket.socketpair()
-        with (
-            ours,
-            open("/dev/zero", "rb") as zero,
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", script, job.path, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-            ) as process,
-        ):
+        with subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", script, job.path, str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+        ) as process:
             theirs.close()
-            assert ours.recv(16) == str(errno.EPERM).encode()
-            socket.send_fds(ours, [b"x"], [zero.fileno()])
-            assert ours.recv(16) == bytes(4)
-            assert process.wait(20) == 0
+            try:
+                assert ours.recv(16) == str(errno.EPERM).encode()
+                with open("/dev/zero", "rb") as zero:
+                    socket.send_fds(ours, [b"x"], [zero.fileno()])
+                assert ours.recv(16) == bytes(4)
+                checks = asyncio.run(doctor.strangers([], [ZERO], Witnessing()))
+            finally:
+                process.kill()
+        shown = {check.name: check.text for check in checks}
+        assert "has c 1:5 open, which no job holds" in shown[f"holder.{process.pid}"]
         assert binder.handle(ops.Unbind("1", job, remove=True)) == ops.Unbound(gone=True)
     finally:
+        ours.close()
         binder.close()
     assert not top.exists()
-
-
-def test_doctor_shows_who_has_a_card_open_that_no_job_was_given(agent, job):
-    """Also where its descriptor came by a socket: the witness looks at what processes have."""
-    cgroup, _, other = job
-    ours, theirs = socket.socketpair()
-    script = (
-        "import os,socket,sys\n"
-        "open(sys.argv[1]+'/cgroup.procs','w').write('0')\n"
-        "end=socket.socket(fileno=int(sys.argv[2]))\n"
-        "_,fds,_,_=socket.recv_fds(end,16,1)\n"
-        "end.send(b'x')\n"
-        "end.recv(1)\n"
-    )
-    path = os.open(other["path"], os.O_PATH)  # what can be had of a card that has no driver
-    with (
-        ours,
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", script, cgroup, str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-        ) as process,
-    ):
-        theirs.close()
-        socket.send_fds(ours, [b"x"], [path])
-        os.close(path)
-        assert ours.recv(1) == b"x"
-        checks = {check["name"]: check for check in agent.call("Doctor")["checks"]}
-        shown = checks[f"holder.{process.pid}"]
-        assert f"c {other['major']}:{other['minor']} open, which no job holds" in shown["text"]
-        process.kill()

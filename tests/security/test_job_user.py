@@ -169,6 +169,21 @@ def test_a_pid_that_passed_to_another_user_is_judged_by_who_has_it_now(steady, j
     assert code(answer) in ("bad_cgroup", "not_permitted", "bad_request"), answer
 
 
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\rb", "a\tb", "a\x9bb", "a\u202eb"])
+def test_a_cgroup_whose_name_a_terminal_would_obey_is_refused(steady, refused, name):
+    """It would be in the job's environment as XCE_CGROUP; whoever made it may be a user."""
+    path = steady.other / name
+    path.mkdir()
+    try:
+        with pytest.raises(refused) as caught:
+            steady.call("Prepare", job="named", attempt="1", cgroup=str(path))
+        assert caught.value.code == "bad_cgroup"
+        assert str(caught.value).isprintable()
+        assert "trusted.xce.binding" not in os.listxattr(path)
+    finally:
+        path.rmdir()
+
+
 def test_a_flood_of_refused_calls_keeps_nobody_waiting(steady, jobs):
     flood = (
         "import json,socket,sys\n"

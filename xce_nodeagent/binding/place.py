@@ -98,7 +98,14 @@ def _unbound(book: Book, want: Demand, cgroup: CgroupRef) -> None:
 
 
 def below_roots(site: Site, path: str) -> None:
-    """Raise BadCgroup unless a cgroup lies below a root that the configuration allows."""
+    """Raise BadCgroup unless a cgroup lies below a root that the configuration allows.
+
+    Its path goes into the job's environment, and on terminals.
+    """
+    if not path.isprintable():
+        raise BadCgroup(
+            f"cgroup {path[:200]!r}: expected a path of printable characters", cgroup=path[:200]
+        )
     for root in site.roots:
         if path.startswith(f"{root}/"):
             return
