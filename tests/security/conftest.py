@@ -218,10 +218,12 @@ class Captured:
         for cgroup in (self.top, self.outside, self.outside / "below", self.other):
             marks = [name for name in os.listxattr(cgroup) if name.startswith("trusted.")]
             listed = cgroup / "devices.list"
+            # The home is the binder's: it makes it, and takes it away when nothing is bound.
+            folders = {path for path in cgroup.iterdir() if path.is_dir()} - {self.home}
             found[str(cgroup)] = (
                 marks,
                 listed.read_text("ascii") if listed.exists() else "",
-                sorted(path.name for path in cgroup.iterdir() if path.is_dir()),
+                sorted(path.name for path in folders),
                 (cgroup / "cgroup.procs").read_text("ascii").split(),
             )
         for path in ("/", "/etc", "/etc/passwd", "/dev/null", "/dev/mem"):
