@@ -15,6 +15,7 @@ import pytest
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.supply import Supply, listening
 from xce_nodeagent.errors import BadConfig, NotReady
+from xce_nodeagent.privileged import door as door_module
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.channel import Channel, encode
@@ -310,6 +311,26 @@ def test_a_link_in_the_agents_own_folder_gives_away_nothing_else(tmp_path):
     door.close()
     assert victim.stat().st_uid == 0
     assert (tmp_path / "s").lstat().st_uid == 65534
+
+
+@pytest.mark.needs("root")
+def test_a_restarted_supervisor_never_has_a_socket_that_is_closed_to_its_agent(
+    tmp_path, monkeypatch
+):
+    """An agent that knocks in between hears that nobody is there, and not that it may not."""
+    path = tmp_path / "s"
+    Listening(str(path), 65534, lambda _: None).close()
+    give, owners = door_module._give, []
+
+    def given(where, uid):
+        owners.append(path.stat().st_uid)
+        give(where, uid)
+
+    monkeypatch.setattr(door_module, "_give", given)
+    Listening(str(path), 65534, lambda _: None).close()
+    assert owners == [65534]
+    assert path.stat().st_uid == 65534
+    assert [one.name for one in tmp_path.iterdir()] == ["s"]
 
 
 def test_systemd_is_told_when_the_spares_are_there_and_that_we_live(stage, tmp_path):

@@ -136,6 +136,13 @@ class Crew:
                     found.append((int(word), Path(f"/proc/{word}/comm").read_text().strip()))
         return found
 
+    def about(self, pid: int) -> str:
+        """Describe a process: its name, its state, its parent."""
+        try:
+            return " ".join(Path(f"/proc/{pid}/stat").read_text("utf-8").split()[1:4])
+        except OSError:
+            return "it has ended meanwhile"
+
     def living(self) -> set[int]:
         """Give the processes that are in our own cgroup, without the zygote."""
         pids = {int(line) for line in (self.own / "cgroup.procs").read_text().split()}

@@ -15,7 +15,6 @@ from pathlib import Path
 from soak.promises import Cgroup
 
 from xce_nodeagent.privileged import bpfcall
-from xce_nodeagent.privileged.label import Label
 
 MARK = "trusted.xce.binding"
 _ENTRY = struct.Struct("=Q")
@@ -36,7 +35,9 @@ def _cgroup(path: str, *, v2: bool) -> Cgroup:
     try:
         mark = None
         with contextlib.suppress(OSError):
-            mark = Label.read(os.getxattr(descriptor, MARK)).mark
+            # The job and the attempt, one on a line; what follows is the binder's own business.
+            value = os.getxattr(descriptor, MARK).decode("utf-8", "replace")
+            mark = "\n".join(value.split("\n")[:2])
         programs = tuple(_programs(descriptor)) if v2 else ()
         return Cgroup(mark, programs, os.fstat(descriptor).st_ino)
     finally:

@@ -79,7 +79,7 @@ class Node:
 
     def _left_over(self) -> list[str]:
         left = [f"{path} is left" for path in (self.home, self._devices) if path.exists()]
-        left += [f"process {pid} is left" for pid in self._crew.living()]
+        left += [f"process {pid} is left: {self._crew.about(pid)}" for pid in self._crew.living()]
         shared = self._kind.backend == "cgroup2" and not self._kind.per_job
         fenced = kernel.cgroups(self.other, v2=True) if shared else {}
         # What was left to its owner is fenced still, and keeps the maps.

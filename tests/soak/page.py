@@ -13,7 +13,7 @@ import os
 ROLES = ("agent", "supervisor", "binder", "prober", "witness")
 
 # One slot for each role, in words of 32 bits.
-POINT, HITS, THEN, NUMBER, SIGNAL, FIRED, EPOCH, FIRED_POINT = range(8)
+POINT, HITS, THEN, NUMBER, FIRED, EPOCH, HELD = range(7)
 _SLOT = 16
 
 NOW, CALLS, LINES = range(3)
@@ -47,13 +47,13 @@ class Page:
 
     # ---- where to die -----------------------------------------------------------------------
 
-    def arm(self, role: str, point: int, *, hits: int, then: int, number: int, signal: int) -> None:
+    def arm(self, role: str, point: int, *, hits: int, then: int, number: int) -> None:
         """Let the next process of this role that comes to the point be hit there."""
         at = ROLES.index(role) * _SLOT
         words = self.words
         words[at + FIRED] = 0
         words[at + HITS], words[at + THEN] = hits, then
-        words[at + NUMBER], words[at + SIGNAL] = number, signal
+        words[at + NUMBER], words[at + HELD] = number, 0
         words[at + EPOCH] += 1
         words[at + POINT] = point  # last: from here on it is armed
 
@@ -65,6 +65,10 @@ class Page:
     def fired(self, role: str) -> int:
         """Give the pid of who was hit; 0 for nobody."""
         return self.words[ROLES.index(role) * _SLOT + FIRED]
+
+    def let_go(self, role: str) -> None:
+        """Let who was hit go on when it runs again."""
+        self.words[ROLES.index(role) * _SLOT + HELD] = 0
 
     # ---- prisoners --------------------------------------------------------------------------
 

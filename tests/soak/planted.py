@@ -20,12 +20,14 @@ def _swap(module: str, way: str, other: Any) -> Any:
 
 
 def commits_are_not_written() -> None:
-    """What was answered is in memory only, until somebody writes the notes."""
+    """What was answered is in memory only, until the notes are written."""
 
-    def commit(ledger: Any, event: Any) -> Any:
-        return ledger.note(event)
+    def write(ledger: Any, *events: Any, last_resort: bool = False) -> None:
+        ledger._notes += events
+        if not events:
+            plain(ledger, last_resort=last_resort)
 
-    _swap("xce_nodeagent.binding.ledger", "Ledger.commit", commit)
+    plain = _swap("xce_nodeagent.binding.ledger", "Ledger._write", write)
 
 
 def committed_is_not_carried_out() -> None:
@@ -64,7 +66,7 @@ def overlapping_instances_are_free() -> None:
 
 def marks_are_left_out() -> None:
     """A cgroup does not bear whose it is."""
-    _swap("xce_nodeagent.privileged.cgroup", "Cgroup.set_mark", lambda *_: None)
+    _swap("xce_nodeagent.privileged.cgroup", "Cgroup.set_label", lambda *_: None)
 
 
 PLANTED: dict[str, Callable[[], None]] = {

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ TARGETS = (
     Target("agent", f"{_AGENT}.planner:plan", "prepare"),
     Target("agent", f"{_AGENT}.ledger:Ledger.commit", "prepare release"),
     Target("agent", f"{_AGENT}.ledger:Ledger._write", "prepare release start"),
+    Target("agent", f"{_AGENT}.database:Database.append", "prepare release start"),
+    Target("agent", f"{_AGENT}.ledger:Ledger.record", "release"),
     Target("agent", f"{_AGENT}.ledger:Ledger.note", "prepare release start"),
     Target("agent", f"{_AGENT}.ledger:Ledger.flush", "prepare release start"),
     Target("agent", f"{_AGENT}.ledger:Ledger._open", "start"),
@@ -51,6 +54,7 @@ TARGETS = (
     Target("agent", f"{_AGENT}.supply:Supply._hear", "start"),
     Target("agent", f"{_AGENT}.recovery:_recover", "start"),
     Target("agent", f"{_AGENT}.rebuild:compare", "start"),
+    Target("agent", f"{_AGENT}.verification:Verification.restore", "start"),
     Target("agent", "xce_nodeagent.daemon.connection:Connection.answer", "prepare release"),
     Target("agent", "xce_nodeagent.daemon.survey:Survey.publish", "start"),
     Target("binder", f"{_ROOT}.binder:Binder.handle", "prepare release start"),
@@ -59,9 +63,11 @@ TARGETS = (
     Target("binder", f"{_ROOT}.binder:Binder._bind", "prepare"),
     Target("binder", f"{_ROOT}.binder:Binder._unbind", "release"),
     Target("binder", f"{_ROOT}.binder:Binder._verify", "start"),
+    Target("binder", f"{_ROOT}.binder:Binder._list", "start"),
     Target("binder", f"{_ROOT}.roots:Roots.make", "prepare"),
     Target("binder", f"{_ROOT}.roots:Roots.make_home", "start"),
     Target("binder", f"{_ROOT}.cgroup:Cgroup.set_label", "prepare"),
+    Target("binder", f"{_ROOT}.cgroup:Cgroup.release_label", "release"),
     Target("binder", f"{_ROOT}.cgroup:Cgroup.drop_mark", "release"),
     Target("binder", f"{_ROOT}.cgroup:Cgroup.record", "prepare release"),
     Target("binder", f"{_ROOT}.cgroup:Cgroup.remove_alone", "release"),
@@ -149,7 +155,6 @@ class Hit:
             words[slot + page.HITS] -= 1
             return
         words[slot + page.POINT] = 0
-        words[slot + page.FIRED_POINT] = number
         then, left = words[slot + page.THEN], words[slot + page.NUMBER]
         if then == page.NOW:
             self._strike()
@@ -159,17 +164,21 @@ class Hit:
             self._after_lines(left)
 
     def _strike(self) -> None:
+        """Say that it is here, and wait for the signal: some may send none, not even to itself."""
         words, slot = self._words, self._slot
+        words[slot + page.HELD] = 1
         words[slot + page.FIRED] = os.getpid()
-        os.kill(os.getpid(), words[slot + page.SIGNAL])
+        while words[slot + page.HELD]:
+            time.sleep(0.0002)
 
     def _after_calls(self, left: int) -> None:
         words, slot = self._words, self._slot
-        epoch = words[slot + page.EPOCH]
+        epoch, pid = words[slot + page.EPOCH], os.getpid()
 
         def count(frame: FrameType, event: str, argument: Any) -> None:
             nonlocal left
-            if words[slot + page.EPOCH] != epoch:
+            # A child that is forked meanwhile is not meant.
+            if words[slot + page.EPOCH] != epoch or os.getpid() != pid:
                 sys.setprofile(None)
             elif event == "c_call":
                 left -= 1
@@ -181,11 +190,11 @@ class Hit:
 
     def _after_lines(self, left: int) -> None:
         words, slot = self._words, self._slot
-        epoch = words[slot + page.EPOCH]
+        epoch, pid = words[slot + page.EPOCH], os.getpid()
 
         def count(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left
-            if words[slot + page.EPOCH] != epoch:
+            if words[slot + page.EPOCH] != epoch or os.getpid() != pid:
                 sys.settrace(None)
                 return None
             if event == "line":

@@ -182,9 +182,8 @@ class Services:
         """Have a blow ready."""
         if blow is not None and blow.point:
             self._crew.page.arm(
-                blow.role, blow.point, hits=blow.hits, then=blow.then, number=blow.number,
-                signal=blow.signal,
-            )  # fmt: skip
+                blow.role, blow.point, hits=blow.hits, then=blow.then, number=blow.number
+            )
 
     def disarm(self, blow: Blow | None) -> None:
         """Call a blow off, if it has not fallen."""
@@ -198,7 +197,7 @@ class Services:
         blow = self._last
         if blow is None or not blow.point or blow.fell_on:
             return False
-        blow.fell_on = self._crew.page.fired(blow.role)
+        blow.fell_on = self._come(blow)
         if blow.fell_on:
             self._note(blow, ", late")
             self.settle(blow)
@@ -217,7 +216,7 @@ class Services:
             now = time.monotonic()
             if not blow.fell_on:
                 if blow.point:
-                    blow.fell_on = self._crew.page.fired(blow.role)
+                    blow.fell_on = self._come(blow)
                 elif now >= begun + blow.after:
                     blow.fell_on = self._hit(blow)
                 if blow.fell_on > 0:
@@ -228,6 +227,18 @@ class Services:
         if supervisor is not None and supervisor.code is None and supervisor.ended():
             self._expect_killed("supervisor", supervisor)
             self._start_supervisor()
+
+    def _come(self, blow: Blow) -> int:
+        """Strike who has come to the point and waits there; give whom, 0 for nobody."""
+        pid = self._crew.page.fired(blow.role)
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, blow.signal)
+                until = time.monotonic() + PATIENCE
+                while blow.signal == signal.SIGSTOP and not _is_stopped(pid):
+                    self._story.in_time(until, f"process {pid} does not stop")
+            self._crew.page.let_go(blow.role)
+        return pid
 
     def _hit(self, blow: Blow) -> int:
         """Strike from outside; give whom, -1 for nobody."""
@@ -284,3 +295,11 @@ class Services:
             for pid, name in self._crew.children(supervisor)
             if name == f"xce-{role}"
         ]
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return True  # it has ended meanwhile
+    return text.rpartition(")")[2].split()[0] in "TZX"

@@ -16,7 +16,7 @@ from soak.walk import Walk
 pytestmark = [pytest.mark.needs("root", "cgroup2", "bpf"), pytest.mark.timeout(300)]
 
 STEPS = {
-    "commits_are_not_written": ("prepare", "restart"),
+    "commits_are_not_written": ("prepare", "release", "restart", "late"),
     "committed_is_not_carried_out": ("prepare", "restart"),
     "grants_outlive_the_release": ("prepare", "release", "check"),
     "a_binder_lets_its_predecessor_live": ("stale",),
@@ -26,7 +26,7 @@ STEPS = {
 
 OPEN = ("was not given", "without a grant")
 SAID = {
-    "commits_are_not_written": ("should be", "nobody asked for it"),
+    "commits_are_not_written": ("should be", "nobody asked for it", "released attempt"),
     "committed_is_not_carried_out": ("is gone", "committed for ever"),
     "grants_outlive_the_release": OPEN,
     "a_binder_lets_its_predecessor_live": (*OPEN, "is left over"),

@@ -45,6 +45,7 @@ HURRIED: tuple[tuple[str, str, object], ...] = (
     ("xce_nodeagent.daemon.vendor", "PATIENCE", 0.5),
     ("xce_nodeagent.binding.cleaning", "SECONDS", 0.05),
     ("xce_nodeagent.binding.outcome", "FLUSH_SECONDS", 0.05),
+    ("xce_nodeagent.binding.vigil", "SECONDS", 0.1),
     ("xce_nodeagent.binding.supply", "PAUSE", 0.005),
     ("xce_nodeagent.privileged.supervisor", "SETTLED", 0.0),
     # The limit of helpers in a time is against an agent in a loop; here we are the loop.
@@ -101,7 +102,12 @@ def _hurry() -> None:
             raise LookupError(f"tests/soak/zygote.py shortens {module}.{name}, which is not there")
         setattr(found, name, value)
     ledger = importlib.import_module("xce_nodeagent.binding.ledger")
-    ledger.Ledger.__init__.__kwdefaults__["log_bytes"] = LOG_BYTES
+    defaults = ledger.Ledger.__init__.__kwdefaults__
+    if "log_bytes" not in defaults:
+        raise LookupError(
+            "tests/soak/zygote.py shortens the ledger's log_bytes, which is not there"
+        )
+    defaults["log_bytes"] = LOG_BYTES
 
 
 def _follow_roles(hit: points.Hit) -> None:

@@ -50,19 +50,23 @@ class Listening:
         self._log = log
         folder.check(os.path.dirname(path), uid)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # It comes to its name when it is the agent's: an agent that knocks meanwhile is to find
+        # nobody, which it takes for a moment's absence, and not a door that is closed to it.
+        made = f"{path}.new"
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # a former supervisor's
+                os.unlink(made)  # of a supervisor that was killed here
             before = os.umask(0o177)
             try:
-                self._listener.bind(path)
+                self._listener.bind(made)
             finally:
                 os.umask(before)
             if uid != os.geteuid():
-                _give(path, uid)
+                _give(made, uid)
             take_no_descriptors(self._listener)  # who comes in by it neither can send one
             self._listener.listen(4)
             self._listener.settimeout(0)
+            os.rename(made, path)  # over a former supervisor's
         except BaseException:
             self._listener.close()
             raise
