@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -56,29 +55,29 @@ def test_no_history_breaks_a_promise(backend, shape, crew, told):
             self.node.open()
             self.walk = Walk(self.node, STEADY)
 
-        def take(self, name: str, chance: random.Random) -> None:
-            self.walk.dice.chance = chance
+        def take(self, name: str, seed: int) -> None:
+            # What is drawn from this depends on what crashes when, which hypothesis must not see.
+            self.walk.dice.chance = random.Random(seed)  # noqa: S311  # told by hypothesis
             self.walk.step(name)
 
-        @rule(chance=CHANCE)
-        def prepare(self, chance):
-            self.take("prepare", chance)
+        @rule(seed=SEEDS)
+        def prepare(self, seed):
+            self.take("prepare", seed)
 
-        @rule(chance=CHANCE)
-        def crowd(self, chance):
-            self.take("crowd", chance)
+        @rule(seed=SEEDS)
+        def crowd(self, seed):
+            self.take("crowd", seed)
 
-        @precondition(lambda self: self.walk.model.facts)
         @rule(
-            chance=CHANCE,
+            seed=SEEDS,
             name=st.sampled_from(["again", "grow", "shrink", "release", "release", "restart"]),
         )
-        def go_on(self, name, chance):
-            self.take(name, chance)
+        def go_on(self, name, seed):
+            self.take(name, seed)
 
-        @rule(chance=CHANCE, name=st.sampled_from(["late", "drain", "quiet", "leave", "reboot"]))
-        def happen(self, name, chance):
-            self.take(name, chance)
+        @rule(seed=SEEDS, name=st.sampled_from(["late", "drain", "quiet", "leave", "reboot"]))
+        def happen(self, name, seed):
+            self.take(name, seed)
 
         def teardown(self) -> None:
             try:
@@ -99,4 +98,4 @@ def test_no_history_breaks_a_promise(backend, shape, crew, told):
     told(f"soak: {backend}, {shape}: {tally.crashed} crashes in {tally.steps} steps")
 
 
-CHANCE = st.randoms(use_true_random=False)
+SEEDS = st.integers(0, 999)
