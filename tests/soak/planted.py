@@ -44,14 +44,12 @@ def committed_is_not_carried_out() -> None:
 def grants_outlive_the_release() -> None:
     """What is in a cgroup that is released keeps what it was given."""
 
-    def take_back(cgroup: Any, fence: Any, *, remove: bool) -> Any:
-        class Open:
-            def bind(self, *_: Any, **__: Any) -> None:
-                """Leave the grants."""
+    def bind(fence: Any, cgroup: Any, grants: Any, *, made: bool) -> None:
+        # One that its owner made must get its fence first.
+        if grants or made or "/jobs/" not in cgroup.ref.path:
+            plain(fence, cgroup, grants, made=made)
 
-        return plain(cgroup, Open(), remove=remove)
-
-    plain = _swap("xce_nodeagent.privileged.binder", "take_back", take_back)
+    plain = _swap("xce_nodeagent.privileged.fence2", "SharedFence.bind", bind)
 
 
 def a_binder_lets_its_predecessor_live() -> None:
