@@ -22,6 +22,7 @@ from typing import Any
 
 import figures as fig
 import processes
+import recovering
 import verifying
 from client import Client, Samples, Shape, Target, many_clients, names, one_client
 from figures import Figure
@@ -231,6 +232,10 @@ def measure(bench: Bench, place: Place) -> None:
                 " run it as root"
             )
             return
+        if bench.wanted("recovery", "rebuild"):
+            with bench.stage("starts with live bindings"):
+                times = bench.sizes.verifications
+                bench.figures += recovering.figures(place, PROFILE, LIVE, times)
         if not bench.wanted("prepare", "release", "eight", "growth", "verify"):
             return
         product = Target("one", str(one.socket), 0)

@@ -224,20 +224,22 @@ def agent(
     ports: tuple[int, int],
     python_path: Path | None = None,
     library: Mapping[str, str] | None = None,
+    again: bool = False,
 ) -> Iterator[Agent]:
     """Run the product, with folders, cgroups and device nodes of its own.
 
-    `library` are the variables that give it a vendor's library, which may take an hour.
+    `again`: it may have run before, and finds what it left. `library` are the variables that give
+    it a vendor's library, which may take an hour.
     """
     home = place.folder / f"agent-{name}"
-    home.mkdir()
+    home.mkdir(exist_ok=again)
     home.chmod(0o755)
     lines = ["[agent]"] + (["library_seconds = 3600"] if library else [])
     if place.cgroup is None:
         lines.append('enforcement = "off"')
     else:
         cgroup = place.cgroup / f"agent-{name}"
-        cgroup.mkdir()
+        cgroup.mkdir(exist_ok=again)
         lines += ['enforcement = "required"', f'cgroup_root = "{cgroup}"']
         place.devices.mkdir(exist_ok=True)
     lines += ["[access]", f"prepare_uids = [{os.geteuid()}]"]

@@ -59,6 +59,7 @@ class Database:
     def __init__(self, path: Path, log_bytes: int) -> None:
         self.path = path
         self._log_bytes = log_bytes
+        self._names = (str(path), f"{path}-wal")
         _check(path)
         log = salvage.log_of(path)
         with _told(path, "opened"):
@@ -246,8 +247,8 @@ class Database:
         """Say whether the files are still those that were opened: nobody is told that they went."""
         return self._identity() == self._files
 
-    def _identity(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_inode(f"{self.path}{suffix}") for suffix in ("", "-wal"))
+    def _identity(self) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        return _inode(self._names[0]), _inode(self._names[1])
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database. For a thread of its own: it syncs twice.

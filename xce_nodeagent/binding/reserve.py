@@ -15,6 +15,7 @@ class Reserve:
     def __init__(self, path: Path, size: int = BYTES) -> None:
         self.path = path
         self._size = size
+        self._held = False
 
     def held(self) -> bool:
         """Say whether the space is ours."""
@@ -24,7 +25,17 @@ class Reserve:
             return False
 
     def take(self) -> str:
-        """Take the space, if it is not ours yet; say why it can't be had, or nothing."""
+        """Take the space, if it is not ours yet; say why it can't be had, or nothing.
+
+        It is on a job's path, so it is looked at once: nobody but us takes it away.
+        """
+        if not self._held:
+            why = self._take()
+            self._held = not why
+            return why
+        return ""
+
+    def _take(self) -> str:
         if self.held():
             return ""
         try:
@@ -45,6 +56,7 @@ class Reserve:
 
     def give_up(self) -> bool:
         """Let the space go; say whether there was any."""
+        self._held = False
         had = self.held()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
