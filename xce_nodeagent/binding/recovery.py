@@ -28,7 +28,10 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
     - `failed`: none of this could be done now. The record stays; `doctor` shows it.
     """
     counts: Counter[str] = Counter()
-    for binding in ledger.book:
+    for key in [binding.key for binding in ledger.book]:
+        binding = ledger.book.live.get(key)
+        if binding is None:
+            continue  # what is cleaned by now, while we waited for the binder
         try:
             counts[await _recover(binding, ledger, executor, lifecycle)] += 1
         except AgentError as error:
