@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import figures as fig
+import looking
 import processes
 import recovering
 import verifying
@@ -53,10 +54,11 @@ class Sizes:
     varlink: int
     idle_seconds: float
     verifications: int
+    crowd: int  # processes that the witness looks through
 
 
-USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20)
-QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2)
+USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20, 1000)
+QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2, 100)
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,8 @@ def verify(bench: Bench, crowded: Agent, home: Path) -> None:
 
 def alone(bench: Bench, one: Agent) -> None:
     """Measure an agent that nobody asks anything, and meanwhile what needs no agent."""
-    time.sleep(1)  # its start has its own work: spares are made, the hardware is looked at
+    # Its start has its own work: spares are made, the hardware is looked at, the witness looks.
+    time.sleep(3)
     if bench.wanted("memory"):
         with bench.stage("memory"):
             bench.figures += processes.memory(one)
@@ -296,6 +299,9 @@ def alone(bench: Bench, one: Agent) -> None:
     if bench.wanted("discovery"):
         with bench.stage("discovery"):
             bench.figures += processes.discovery(bench.sizes.processes)
+    if bench.wanted("witness"):
+        with bench.stage("a look of the witness"):
+            bench.figures += looking.figures(bench.sizes.crowd, bench.sizes.verifications)
     if bench.wanted("fork"):
         with bench.stage("what a fork would cost"):
             bench.figures += processes.forks(bench.sizes.processes)

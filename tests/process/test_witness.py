@@ -15,7 +15,7 @@ from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import ops, witness
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.syscall import call
-from xce_nodeagent.privileged.witness import TABLES_LIMIT, Witness
+from xce_nodeagent.privileged.witness import TABLES_LIMIT, File, Witness
 
 FULL = Device("c", 1, 7)
 HOLDER = """
@@ -200,14 +200,16 @@ def test_tables_are_looked_at_up_to_a_limit_and_then_told_of(tables, sees, monke
 def test_a_descriptor_that_cannot_be_looked_at_hides_no_other():
     """FUSE answers EACCES to everybody but its own user, and an error once its daemon is gone."""
 
-    class Refused(Witness):
-        def _statx(self, path):
-            if path.endswith("/0"):
+    class Refused(File):
+        def look(self, path, folder=-100):
+            if path == "0":
                 raise PermissionError(errno.EACCES, "refused")
-            return super()._statx(path)
+            return super().look(path, folder)
 
+    looks = Witness()
+    looks._file = Refused()
     with Holder("open") as pid:
-        answer = Refused().handle(ops.Look((FULL,)), ())
+        answer = looks.handle(ops.Look((FULL,)), ())
         assert pid in [one.pid for one in answer.seen]
         assert answer.hidden
 

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ pytestmark = pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf")
 ON_REQUEST = '[release]\nkill = "on-request"\nkill_grace_seconds = 1'
 ALWAYS = '[release]\nkill = "term-then-kill"\nkill_grace_seconds = 1'
 KILL = "term-then-kill"
+HOOK = Path(__file__).parents[2] / "hooks" / "release"
 
 
 def status(pid):
@@ -210,3 +213,33 @@ def test_the_binder_has_the_means_only_where_the_configuration_has_it(serving, e
     most = max(int(shown["Seccomp_filters"]) for shown in binders)
     least = min(int(shown["Seccomp_filters"]) for shown in binders)
     assert (most > least) is not bool(extra)
+
+
+LEAVES_ONE = "import os, signal\nif os.fork() == 0:\n    while True: signal.pause()\n"
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+@pytest.mark.parametrize("how", ["hook", "variable", "command", "exec"])
+def test_hooks_and_commands_can_ask_for_it(serving, process, eventually, how):
+    site = serving(ON_REQUEST)
+    env = dict(site.agent.env)
+    program = [sys.executable, "-m", "xce_nodeagent"]
+    if how == "exec":
+        command = [
+            *program, "exec", "--request", "rusage[gpu=1]", "--kill", "--",
+            sys.executable, "-I", "-S", "-c", LEAVES_ONE,
+        ]  # fmt: skip
+    else:
+        worker = process(site.prepare("1", 0))
+        command = [str(HOOK), "--job", "1", "--attempt", "1", "--kill"]
+        if how == "command":
+            command = [*program, "release", *command[1:]]
+        elif how == "variable":
+            command.pop()
+            env["XCE_RELEASE_KILL"] = KILL
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "being ended" in done.stderr
+    if how != "exec":
+        assert worker.ended() == -signal.SIGTERM
+    eventually(lambda: not site.bindings())

@@ -19,9 +19,13 @@ from xce_nodeagent.model.binding import (
     Event,
     InvalidTransition,
     Key,
+    Released,
     Undrained,
     Withheld,
 )
+
+DEPARTED = 64
+"""Releases, the last ones, of which the bindings are remembered when a ledger is read."""
 
 decode = msgspec.json.Decoder(Event).decode
 encode = msgspec.json.Encoder().encode
@@ -53,6 +57,7 @@ class Fold:
         self.boots: dict[Key, str] = {}
         self.rows: dict[Key, list[int]] = {}
         self.finished: dict[Key, float] = {}
+        self.departed: list[Binding] = []
         self.elapsed = Elapsed(boots, boot, uptime)
         self._boot = boot
         self._clock = clock
@@ -78,6 +83,9 @@ class Fold:
         after = self.book.preview(event, row.time, row.up)
         self._take(event, after, self.elapsed.moment(row.boot, row.up), row.boot)
         self.belongs(event, row.seq)
+        if isinstance(event, Released) and after and after.state == "ended":
+            self.departed.append(after)
+            del self.departed[:-DEPARTED]
 
     def replay_what_can(self, rows: Iterable[Row]) -> list[Row]:
         """Take in the rows that can follow, where some are lost; give these."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -121,6 +121,11 @@ class Ledger:
     def boots(self) -> Mapping[Key, str]:
         """The boot in which each live binding was made."""
         return self._fold.boots
+
+    @property
+    def departed(self) -> Sequence[Binding]:
+        """The bindings that were released last, when this ledger was read."""
+        return self._fold.departed
 
     # ---- opening ----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from xce_nodeagent.binding import question
 from xce_nodeagent.binding.evidence import Evidence, Tenure
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.parts import Parts
-from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.errors import AgentError
 from xce_nodeagent.model.binding import Binding, Key, Withheld
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.plan import AllowDevice, Plan
@@ -34,10 +34,14 @@ SECONDS = 1.0
 """For how long releases are collected before it is looked for all of them."""
 
 SHARE = 20
-"""A look is followed by so many times its own duration without one."""
+"""A look is followed by so many times what it cost in CPU without one."""
 
 AWAY_SECONDS = 10.0
 """After which it is looked again when there was no witness."""
+
+RECENT_SECONDS = 120.0
+"""For how long a release is looked after when the agent was restarted since: its look may be lost.
+Later than that, who came meanwhile could not be told from who was left."""
 
 DEPARTED_LIMIT = 4096
 """Releases that wait for a look. A host has fewer devices; the oldest are given up."""
@@ -93,6 +97,13 @@ class Vigil:
         """Who has something open that a live binding holds, and is outside of it."""
 
     # ---- what happens to bindings -----------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin: see who has what by now, and after the releases just before a restart."""
+        for binding in self._ledger.departed:
+            if 0 <= self._clock() - binding.changed < RECENT_SECONDS:
+                self.left(binding, binding.instances)
+        self.later()
 
     def began(self, binding: Binding) -> None:
         """Note that a binding was made: who has its devices open from the start on is no left-over.
@@ -177,8 +188,8 @@ class Vigil:
         except asyncio.CancelledError:
             self._departed = departed + self._departed
             raise
+        self._rest = max(SECONDS, SHARE * looked.cpu)
         took = self._uptime() - at
-        self._rest = max(SECONDS, SHARE * took)
         self.trouble = f"not everybody was looked at in {took:.0f} seconds" if looked.cut else ""
         self._judge(looked, departed, {binding.key for binding, _ in owners})
         held_by: dict[str, list[Tenure]] = {}
@@ -244,15 +255,8 @@ class Vigil:
         if unasked:
             self._departed.append(one)
             self._again = True
-        if not free:
-            return
-        key = self._free_key(one.binding.key)
-        try:
-            self._withhold(one.binding, key, free)
-        except Enforcement as error:
-            log.error("job %s: what it left is not recorded: %s", key[0], error.message)
-            self._departed.append(one)
-            self._again = True
+        if free:
+            self._withhold(one.binding, self._free_key(one.binding.key), free)
 
     def _found(
         self,
@@ -282,7 +286,7 @@ class Vigil:
             return
         by_id = self._inventory().by_id()
         nodes = [node for i in instances for node in by_id[i].devices]
-        self._ledger.commit(
+        self._ledger.record(
             Withheld(
                 job=key[0],
                 attempt=key[1],

@@ -245,7 +245,7 @@ class Daemon:
         if counts:
             text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             log.info("bindings after the start: %s", text)
-        lifecycle.releases.vigil.later()
+        lifecycle.releases.vigil.start()
         return lifecycle
 
     async def _compare(self, home: CgroupRef | None) -> None:

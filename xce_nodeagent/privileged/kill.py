@@ -75,7 +75,7 @@ def end(cgroup: Cgroup, what: str, proc: Path, *, agent: int) -> Killed:
     `agent` is the agent's pid. A zombie is nobody; who waits in the kernel dies when it returns.
     """
     number = signal.SIGKILL if what == "kill" else signal.SIGTERM
-    around = _Around(cgroup, proc, agent)
+    around = Around(cgroup, proc, agent)
     if number == signal.SIGKILL and not around.spared_inside() and _all_at_once(cgroup):
         return Killed(-1, left=cgroup.populated())
     until = time.monotonic() + SECONDS
@@ -106,7 +106,7 @@ def _all_at_once(cgroup: Cgroup) -> bool:
     return True
 
 
-class _Around:
+class Around:
     """One cgroup with all below it, and who is spared there."""
 
     def __init__(self, cgroup: Cgroup, proc: Path, agent: int) -> None:

@@ -330,12 +330,14 @@ class Looked(Struct, frozen=True, tag="looked"):
 
     `queued` is how many descriptors were seen in sockets' queues, sent and not received: nobody
     can say of what they are. `cut`: the time was over before everybody was looked at.
+    `cpu` is what it cost, in seconds.
     """
 
     seen: tuple[Seen, ...]
     hidden: int
     queued: int = 0
     cut: bool = False
+    cpu: float = 0.0
 
 
 EXHAUSTED = "exhausted"

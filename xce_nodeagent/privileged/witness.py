@@ -85,7 +85,7 @@ class Witness:
         """
         if fds:
             raise Violation("Look came with a descriptor")
-        until = time.monotonic() + SECONDS
+        until, spent = time.monotonic() + SECONDS, time.process_time()
         numbers: dict[Number, str] = {
             (device.type, device.major, device.minor): str(device) for device in request.devices
         }
@@ -118,7 +118,8 @@ class Witness:
                 open_ones = {what for _, what, how in mine if how == "open"}
                 mine |= {(0, numbers[d], "mapped") for d in devices if numbers[d] not in open_ones}
         looked = self._told(request, held, hidden, listeners)
-        return structs.replace(looked, cut=True) if time.monotonic() >= until else looked
+        cut = time.monotonic() >= until
+        return structs.replace(looked, cut=cut, cpu=time.process_time() - spent)
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -174,32 +175,53 @@ class Witness:
             if before == TABLES_LIMIT:
                 return held, False
             try:
-                names = os.listdir(table)
+                folder = os.open(table, os.O_RDONLY | os.O_DIRECTORY)
             except OSError as error:
                 if error.errno in _GONE:  # this thread has ended; others may have not
                     continue
                 raise
-            for number in names:
-                path = f"{table}/{number}"
-                try:
-                    mode, inode = self._file.look(path)
-                except OSError as error:
-                    whole = whole and error.errno in _GONE  # it was closed meanwhile
-                    continue
-                kind = mode >> 12
-                if kind in (_CHARACTER, _BLOCK):
-                    what = numbers.get(self._file.device(kind))
-                    if what is not None:
-                        held.add((0, what, _how(table, number)))
-                elif kind == _SOCKET:
-                    # A socket's file somewhere may have the same inode, in its own file system.
-                    if (found := sockets.get(inode)) is not None and (
-                        _link(path) == f"socket:[{inode}]"
-                    ):
-                        held.add((inode, found.what, "open"))
-                    if self._queues:
-                        self._queued += _queued(table, number)
+            try:
+                whole = self._in(table, folder, numbers, sockets, held) and whole
+            finally:
+                os.close(folder)
         return held, whole
+
+    def _in(
+        self,
+        table: str,
+        folder: int,
+        numbers: dict[Number, str],
+        sockets: dict[int, Socket],
+        held: set[What],
+    ) -> bool:
+        """Add what is held by one table of descriptors; say whether all could be looked at."""
+        whole = True
+        try:
+            names = os.listdir(folder)
+        except OSError as error:
+            if error.errno in _GONE:
+                return True
+            raise
+        for number in names:
+            try:
+                mode, inode = self._file.look(number, folder)
+            except OSError as error:
+                whole = whole and error.errno in _GONE  # it was closed meanwhile
+                continue
+            kind = mode >> 12
+            if kind in (_CHARACTER, _BLOCK):
+                what = numbers.get(self._file.device(kind))
+                if what is not None:
+                    held.add((0, what, _how(table, number)))
+            elif kind == _SOCKET:
+                # A socket's file somewhere may have the same inode, in its own file system.
+                if (found := sockets.get(inode)) is not None and (
+                    _link(f"{table}/{number}") == f"socket:[{inode}]"
+                ):
+                    held.add((inode, found.what, "open"))
+                if self._queues:
+                    self._queued += _queued(table, number)
+        return whole
 
     def _tables(self, pid: int) -> Iterator[str]:
         """Give one folder of descriptors for each descriptor table of a process."""
@@ -246,10 +268,10 @@ class File:
         ]  # fmt: skip
         self._call.restype = ctypes.c_long
 
-    def look(self, path: str) -> tuple[int, int]:
-        """Give mode and inode of what is behind a path; raise OSError."""
+    def look(self, path: str, folder: int = -100) -> tuple[int, int]:
+        """Give mode and inode of what is behind a path, from a folder on; raise OSError."""
         wanted, how = _STATX_TYPE_INO, _AT_STATX_DONT_SYNC
-        if self._call(self._number, -100, path.encode(), how, wanted, self._buffer) < 0:
+        if self._call(self._number, folder, path.encode(), how, wanted, self._buffer) < 0:
             code = ctypes.get_errno()
             raise OSError(code, f"statx: {os.strerror(code)}", path)
         mode, inode = _MODE_INO.unpack_from(self._buffer)
