@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from xce_nodeagent import errors
 from xce_nodeagent.binding.recovery import recover
@@ -202,7 +203,10 @@ def test_without_a_witness_what_is_doubtful_stays_and_the_others_go_on(node, mon
     assert node.life.releases.vigil.trouble == ""
 
 
-def test_a_look_that_was_cut_short_frees_nothing(node, monkeypatch):
+@pytest.mark.parametrize("how", [{"cut": True}, {"unread": (77,)}])
+def test_a_look_that_was_cut_short_or_could_not_see_the_holder_frees_nothing(
+    node, monkeypatch, how
+):
     prepare(node)
     seen(node)
     release(node)
@@ -210,9 +214,7 @@ def test_a_look_that_was_cut_short_frees_nothing(node, monkeypatch):
     answers = node.look
 
     async def cut(what):
-        from msgspec import structs  # noqa: PLC0415
-
-        return structs.replace(await answers(what), cut=True)
+        return structs.replace(await answers(what), **how)
 
     node.seen = ()
     monkeypatch.setattr(node, "look", cut)

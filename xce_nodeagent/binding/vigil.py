@@ -233,7 +233,7 @@ class Vigil:
             if found:
                 self._doubtful.discard(key)
                 self._withhold(binding, key, found)
-            elif not looked.cut:
+            elif not looked.cut and pids.isdisjoint(looked.unread):
                 self._doubtful.discard(key)
                 self._freed(key)
 

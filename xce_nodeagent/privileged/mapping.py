@@ -89,7 +89,7 @@ class _Reader:
         self.place = 0
         self.found: dict[int, set[Number]] = {}
         self.hidden: set[int] = set()
-        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread = threading.Thread(target=self._work, daemon=True, name="maps")
 
     def run(self, until: float) -> bool:
         """Read until all is read, it is stuck, or the time is over; True when it is stuck."""

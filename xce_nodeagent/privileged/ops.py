@@ -326,8 +326,9 @@ class Seen(Struct, frozen=True):
 
 
 class Looked(Struct, frozen=True, tag="looked"):
-    """Everybody that was seen, and how many processes could not be looked into.
+    """Everybody that was seen, and how many processes could not be looked into, wholly or in part.
 
+    `unread` names some of these, 256 at most.
     `queued` is how many descriptors were seen in sockets' queues, sent and not received: nobody
     can say of what they are. `cut`: the time was over before everybody was looked at.
     `cpu` is what it cost, in seconds.
@@ -338,6 +339,7 @@ class Looked(Struct, frozen=True, tag="looked"):
     queued: int = 0
     cut: bool = False
     cpu: float = 0.0
+    unread: tuple[int, ...] = ()
 
 
 EXHAUSTED = "exhausted"

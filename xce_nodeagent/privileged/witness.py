@@ -42,6 +42,8 @@ from xce_nodeagent.privileged.syscall import call
 SEEN_LIMIT = 1000
 """Holders in one answer, which must fit into a message."""
 
+UNREAD_LIMIT = 256
+
 HOLDERS_LIMIT = 32
 """Holders of one thing that are told, so that those of others have room."""
 
@@ -156,7 +158,8 @@ class Witness:
         seen += [
             ops.Seen(0, uid, "", what, namespace=where) for uid, what, where in sorted(orphans)
         ]
-        return ops.Looked(tuple(seen[:SEEN_LIMIT]), len(hidden), self._queued)
+        unread = tuple(sorted(hidden)[:UNREAD_LIMIT])
+        return ops.Looked(tuple(seen[:SEEN_LIMIT]), len(hidden), self._queued, unread=unread)
 
     def _pids(self) -> Iterator[int]:
         own = os.getpid()
