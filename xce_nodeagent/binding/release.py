@@ -178,6 +178,7 @@ class Releases:
                 if binding is None:
                     return wire.Released(released=True, clean=True)
                 left, quarantined, clean = binding.left, binding.instances, False
+                self.clean_later()
             else:
                 clean = not left
                 self._outcome(binding, left, quarantined)
