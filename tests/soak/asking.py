@@ -93,6 +93,7 @@ class Asking:
     def ask(self, wishes: list[Wish], blow: Blow | None, *, settle: bool = True) -> list[Call]:
         """Ask, and take in what is so then; with a blow, compare with the kernel after it."""
         node = self._node
+        before = node.services.late
         for wish in wishes:
             node.story.note(f"{wish.method} {json.dumps(wish.parameters, sort_keys=True)}")
             node.prison.allow(wish.key, wish.may())
@@ -116,7 +117,8 @@ class Asking:
             if settle:
                 self.after(blow)
         elif any(call.state == "lost" for call in calls):
-            if not node.services.struck_late():
+            node.services.struck_late()
+            if node.services.late == before:
                 node.story.fail("a connection was cut, and nobody had struck")
             node.check()
         for wish, call in pairs:

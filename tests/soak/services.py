@@ -46,6 +46,7 @@ class Services:
         self._supervisor: Process | None = None
         self._notified: socket.socket | None = None
         self._last: Blow | None = None
+        self.late = 0
         self.socket = folder / "run" / "agent.sock"
 
     def open(self, config: str) -> None:
@@ -199,6 +200,7 @@ class Services:
             return False
         blow.fell_on = self._come(blow)
         if blow.fell_on:
+            self.late += 1
             self._note(blow, ", late")
             self.settle(blow)
         return bool(blow.fell_on)
