@@ -6,6 +6,7 @@ What the kernel knows is not asked here; `test_damaged.py` does that with a real
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -17,10 +18,12 @@ import pytest
 
 from xce_nodeagent.binding.fold import decode
 from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.model import binding as b
 from xce_nodeagent.model.plan import CgroupRef, MakeCgroup, Plan, SetEnv
 
 JOBS = 12
+TIME = itertools.count(50.0, 2.0)
 
 
 def committed(number: int) -> b.Committed:
@@ -40,7 +43,9 @@ def committed(number: int) -> b.Committed:
 
 
 def opened(path: Path) -> Ledger:
-    return Ledger(path, "boot", lambda: 1000.0, uptime=lambda: 50.0, log_bytes=0, reserve_bytes=0)
+    return Ledger(
+        path, "boot", lambda: 1000.0, uptime=lambda: next(TIME), log_bytes=0, reserve_bytes=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +155,25 @@ def test_a_row_is_read_as_it_was_written_and_is_an_event(written):
     with contextlib.closing(sqlite3.connect(in_database / "ledger.db")) as db:
         for (body,) in db.execute("SELECT body FROM events"):
             assert msgspec.json.encode(decode(body)) == body
+
+
+def test_damage_under_an_open_ledger_is_written_over_from_memory(written, tmp_path):
+    _, in_database, live = written
+    path = copy(in_database, tmp_path)
+    ledger = opened(path)
+    path.write_bytes(b"?" * path.stat().st_size)
+    os.truncate(f"{path}-wal", 0)
+    for number in (50, 51, 52):
+        with contextlib.suppress(Enforcement):
+            ledger.commit(committed(number))
+        with contextlib.suppress(Enforcement):
+            ledger.checkpoint()
+    expected = dict(ledger.book.live)
+    assert expected.keys() >= live.keys()
+    assert ("52", "1") in expected
+    ledger.close()
+    again = opened(path)
+    assert again.book.live == expected
+    assert again.book.drained == {"GPU-99": "told"}
+    assert ("3", "1") in again.book.over
+    again.close()

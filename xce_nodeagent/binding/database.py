@@ -259,6 +259,10 @@ class Database:
             _told(self.path, "checkpointed"),
             contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as db,
         ):
+            # While memory has the whole truth: at the next start it may be too late.
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise Damaged(" ".join(str(found).split()))
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:

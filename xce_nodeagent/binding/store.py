@@ -161,7 +161,15 @@ class Store:
     def checkpoint(self) -> None:
         """Fold the log in; see Database.checkpoint."""
         if self.db is not None and not self._suspect and self.db.stands():
-            self.db.checkpoint()
+            try:
+                self.db.checkpoint()
+            except Damaged as damage:
+                self._suspect = True
+                raise Enforcement(
+                    f"ledger {self.path} is damaged: {damage}; the next event writes it anew from"
+                    " memory",
+                    path=str(self.path),
+                ) from None
 
     def close(self) -> None:
         """Close; a file that is in doubt stays as it is."""
