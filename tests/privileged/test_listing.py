@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 
 import pytest
 
@@ -73,3 +75,23 @@ def test_a_record_that_is_too_long_is_a_violation(world, nodes):
     with pytest.raises(Violation, match="record"):
         world.binder.handle(request)
     assert not os.path.exists(world.job().path)
+
+
+def test_want_of_descriptors_is_no_answer(world):
+    """A cgroup that could not be looked at is not one that is gone: its card would be free."""
+    world.start()
+    world.bind(world.named("theirs"))
+    found = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    for limit in range(lowest, highest + 20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            found.append(len(world.binder.handle(List(None)).cgroups))
+        except OSError as error:
+            found.append(error.errno)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert set(found) == {errno.EMFILE, 1}

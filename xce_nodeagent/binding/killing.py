@@ -27,15 +27,18 @@ gets it all again when the cleaning next looks."""
 
 
 class Killing:
-    """Ends processes of bindings. `again` is called when it may be worth to look again."""
+    """Ends processes of bindings that wait to be clean, which `waits` says of one.
+
+    `again` is called when it may be worth to look again.
+    """
 
     def __init__(
-        self, executor: Executor, grace: float, alive: Callable[[Key], bool],
+        self, executor: Executor, grace: float, waits: Callable[[Binding], bool],
         again: Callable[[], None],
     ) -> None:  # fmt: skip
         self._executor = executor
         self._grace = grace
-        self._alive = alive
+        self._waits = waits
         self._again = again
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
@@ -60,7 +63,7 @@ class Killing:
     async def _kill(self, binding: Binding) -> None:
         pause = PAUSE
         for number in range(ROUNDS):
-            if not self._alive(binding.key):
+            if not self._waits(binding):
                 return
             killed = await self._executor.kill(binding, "kill")
             if number == 0:

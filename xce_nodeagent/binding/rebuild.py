@@ -122,14 +122,19 @@ def _node(rule: Rule) -> DeviceNode:
 
 
 def withhold(ledger: Ledger, inventory: Inventory) -> None:
-    """Withhold what the doubtful bindings are granted, and what overlaps that."""
-    for binding in [b for b in ledger.book if b.doubtful and not b.instances]:
-        ids = tuple(_granted(binding.plan.grants, inventory))
-        if not ids:
+    """Withhold what the doubtful bindings are granted, and what overlaps that.
+
+    For every new inventory: a driver may be late.
+    """
+    for binding in [b for b in ledger.book if b.doubtful]:
+        granted = tuple(_granted(binding.plan.grants, inventory))
+        ids = tuple(dict.fromkeys((*binding.instances, *granted)))
+        if ids == binding.instances:
             continue
         instances = inventory.by_id()
-        near = {other for one in ids for other in overlapping(instances, one)} - set(ids)
-        known = structs.replace(binding, instances=ids, excluded=tuple(sorted(near)))
+        near = {other for one in granted for other in overlapping(instances, one)}
+        excluded = tuple(sorted({*binding.excluded, *near} - set(ids)))
+        known = structs.replace(binding, instances=ids, excluded=excluded)
         ledger.note(Adopted(job=binding.job, attempt=binding.attempt, binding=known))
 
 

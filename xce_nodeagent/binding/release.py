@@ -77,7 +77,7 @@ class Releases:
         self._killing = Killing(
             executor,
             policy.kill_grace_seconds,
-            lambda key: key in self._book.live,
+            self._waits,
             self._cleaning.soon,
         )
         self.vigil = Vigil(
@@ -198,10 +198,17 @@ class Releases:
         asked = "term-then-kill" in (binding.kill, kill) and self._policy.kill != "none"
         return asked and (unbound.populated or bool(unbound.pids))
 
+    def _waits(self, binding: Binding) -> bool:
+        """Say whether a binding is still to be clean: the very one, not a later run of the job."""
+        live = self._book.live.get(binding.key)
+        if live is None or live.since != binding.since:
+            return False
+        return live.state in ("releasing", "quarantined")
+
     def _intend(self, binding: Binding, kill: Kill) -> bool:
         more = kill != "none" and binding.kill == "none"
         if binding.state in ("releasing", "quarantined") and not more:
-            return True
+            return self._ledger.recorded(*binding.key)
         # The fence is closed all the same: a disk that is full must not keep devices open. What is
         # not on the disk yet is tried again by itself, and nobody gets the instances before.
         job, attempt = binding.key

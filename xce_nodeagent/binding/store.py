@@ -62,7 +62,17 @@ class Store:
         """Open the file. Raises Damaged, BadConfig, TooNew, and Enforcement."""
         if os.path.exists(self._new) and not os.path.lexists(self.path):
             # The power went between two names: this one was complete before the other went.
-            os.rename(self._new, self.path)
+            try:
+                if any(os.path.lexists(f"{self.path}{end}") for end in ("-wal", "-shm")):
+                    # The other's log: it would be taken for this one's.
+                    aside.move(self.path, self._clock())
+                os.rename(self._new, self.path)
+            except OSError as error:
+                raise Enforcement(
+                    f"ledger {self.path}: {self._new} cannot take its place: {error.strerror}; no"
+                    " new grants until it can: check the disk's space and the folder's owner",
+                    path=str(self.path),
+                ) from None
             sync_folder(self.path)
         self._drop_new()
         self.db = Database(self.path, self._log_bytes)

@@ -122,8 +122,11 @@ class Vigil:
             self.later()
 
     def doubt(self, binding: Binding) -> bool:
-        """Have it looked for a quarantined binding's devices; False where there are none."""
-        if not self._devices(binding.instances):
+        """Have it looked for a quarantined binding's devices; False where there are none.
+
+        One whose card is not in the inventory now cannot be looked for, and is not free.
+        """
+        if not self._devices(binding.instances) and not self._absent(binding):
             return False
         self._doubtful.add(binding.key)
         self.later()
@@ -225,7 +228,7 @@ class Vigil:
             self._judge_departed(one, by_device, asked)
         for key in list(self._doubtful):
             binding = self._book.live.get(key)
-            if binding is None or binding.state != "quarantined":
+            if binding is None or binding.state != "quarantined" or self._absent(binding):
                 self._doubtful.discard(key)
                 continue
             pids = {left.pid for left in binding.left}
@@ -333,6 +336,15 @@ class Vigil:
     def _devices(self, ids: Iterable[str]) -> list[Device]:
         instances = self._inventory().by_id()
         return [device for i in ids for device in question.nodes(instances.get(i))]
+
+    def _absent(self, binding: Binding) -> bool:
+        """Say whether something with devices is not in the inventory: its driver is not there yet.
+
+        Who has it open still has it when it is back.
+        """
+        divided = {hold.instance for hold in binding.plan.ports}
+        kept = set(binding.instances) - divided
+        return bool(binding.plan.grants) and not kept <= self._inventory().by_id().keys()
 
     def _tenure(self, binding: Binding) -> Tenure:
         return Tenure(binding.key, self._uptime() - (self._clock() - binding.since))

@@ -26,7 +26,10 @@ def ledger(book: Ledger, now: float, *, enforced: bool) -> Check:
             text += f"; from the kernel: {found.kernel}"
         if found.aside:
             text += f"; the damaged one is {found.aside}"
-        text += "; what may be missing: drains, and which attempts were released"
+        text += (
+            "; what may be missing: drains, which attempts were released, and what was held back"
+            " because somebody outside of any job has it open"
+        )
     if fault := book.check():
         return Check(
             name="ledger",

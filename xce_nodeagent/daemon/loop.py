@@ -239,8 +239,8 @@ class Daemon:
         # The witness is for later; but no helper is to be started on a job's path.
         self._spawn(self._start_witness())
         await self._compare(home)
+        self.survey.subscribe(lambda found: rebuild.withhold(self.ledger, found))
         await self.survey.refresh()
-        rebuild.withhold(self.ledger, self._inventory())
         counts = await recover(self.ledger, self._executor, lifecycle)
         if counts:
             text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))

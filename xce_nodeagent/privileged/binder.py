@@ -51,7 +51,7 @@ from xce_nodeagent.privileged.ops import (
     VerifyHome,
 )
 from xce_nodeagent.privileged.roots import Roots, Where
-from xce_nodeagent.privileged.unbinding import unbind
+from xce_nodeagent.privileged.unbinding import nothing_there, unbind
 
 BOUND_LIMIT = 16_384
 """Cgroups that are bound at once: many times what a host can run, few enough to go over."""
@@ -281,9 +281,15 @@ class Binder:
         return Done()
 
     def _unbind(self, request: Unbind) -> Unbound:
-        fence = self._fence(request.cgroup)
         check_mark(request.mark)
-        unbound = unbind(request, self._roots, fence)
+        try:
+            fence = self._fence(request.cgroup)
+        except Enforcement:
+            if not nothing_there(request, self._roots):
+                raise
+            unbound = Unbound(gone=True)
+        else:
+            unbound = unbind(request, self._roots, fence)
         if not unbound.populated and not unbound.stray:
             self._bound.pop(request.cgroup, None)
         return unbound

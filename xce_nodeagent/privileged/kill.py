@@ -46,7 +46,7 @@ ROUND_LIMIT = 16_384
 
 
 def answer(request: Kill, roots: Roots, proc: Path, *, agent: int, allowed: bool) -> Killed:
-    """Carry a request out, if a cgroup below our roots bears its mark.
+    """Carry a request out, if a cgroup below our roots bears its mark, and was released.
 
     `agent` is a pid. Raise NotPermitted unless the binder's own configuration has it `allowed`.
     """
@@ -64,8 +64,10 @@ def answer(request: Kill, roots: Roots, proc: Path, *, agent: int, allowed: bool
     if cgroup is None:
         return Killed(0, left=False)
     with cgroup:
-        if cgroup.mark() != request.mark:
-            return Killed(0, left=False)  # it is another's by now, or nobody's
+        label = cgroup.label()
+        if label is None or label.mark != request.mark or not label.released:
+            # It is another's by now, or nobody's, or the next run's of the same job.
+            return Killed(0, left=False)
         return end(cgroup, request.signal, proc, agent=agent)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable
 
-from xce_nodeagent.errors import AgentError, BadCgroup
+from xce_nodeagent.errors import AgentError, BadCgroup, exhausted
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Rule
 from xce_nodeagent.privileged.cgroup import Cgroup
@@ -65,13 +65,17 @@ class Listing:
     def _marked(self, ref: CgroupRef) -> Marked | None:
         try:
             cgroup = self._roots.open(ref)
-        except (BadCgroup, OSError):
+        except (BadCgroup, OSError) as error:
+            if exhausted(error):
+                raise  # it may well be there
             return None  # gone since, or not below our roots any more
         with cgroup:
             try:
                 label = cgroup.label()
                 populated = cgroup.populated()
-            except OSError:
+            except OSError as error:
+                if exhausted(error):
+                    raise
                 return None  # it was removed since it was opened
             if label is None:
                 return None
@@ -87,7 +91,9 @@ class Listing:
     def _granted(self, cgroup: Cgroup) -> tuple[Rule, ...] | None:
         try:
             return self._fence(cgroup.ref).granted(cgroup)
-        except (AgentError, OSError):
+        except (AgentError, OSError) as error:
+            if exhausted(error) or exhausted(error.__cause__):
+                raise
             return None
 
 

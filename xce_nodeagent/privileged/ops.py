@@ -241,9 +241,9 @@ class Join(Struct, frozen=True, tag="join"):
 class Kill(Struct, frozen=True, tag="kill"):
     """Signal every process in a bound cgroup and below it: SIGTERM, or SIGKILL.
 
-    Only a cgroup that bears the mark, and only where the binder's own configuration lets processes
-    be ended. Never init, a thread of the kernel, the agent or its helpers. It can be repeated, and
-    is, until `Killed` says that nobody is left.
+    Only a cgroup that bears the mark and was released, and only where the binder's own
+    configuration lets processes be ended. Never init, a thread of the kernel, the agent or its
+    helpers. It can be repeated, and is, until `Killed` says that nobody is left.
     """
 
     mark: str

@@ -324,7 +324,9 @@ class Roots:
         for root in self._roots:
             try:
                 parent = self._root_fd(root)
-            except (BadCgroup, OSError):
+            except (BadCgroup, OSError) as error:
+                if exhausted(error):
+                    raise
                 continue  # an allowed root may be a unit that starts later
             bound: set[str] = set()
             with Cgroup(root, os.dup(parent), -1, root.path) as top:

@@ -36,6 +36,22 @@ def unbind(request: Unbind, roots: Roots, fence: Fence) -> Unbound:
     return _renamed(request, roots, fence) or _GONE
 
 
+def nothing_there(request: Unbind, roots: Roots) -> bool:
+    """Say whether nothing of a binding is left, where the hierarchy cannot be fenced any more.
+
+    Ours is removed when it is empty. What has processes in it may be open to them.
+    """
+    try:
+        cgroup = roots.open(request.cgroup)
+    except FileNotFoundError:
+        return request.cgroup.backend == "cgroup2"  # where nothing is renamed
+    with cgroup:
+        mark = cgroup.mark()
+        if mark == request.mark:
+            return request.remove and cgroup.remove()
+        return mark is not None or not cgroup.populated()
+
+
 def _lost(cgroup: Cgroup, request: Unbind, fence: Fence) -> Unbound:
     """Take back what is in a cgroup whose mark somebody took away, or changed.
 
