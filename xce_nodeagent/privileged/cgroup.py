@@ -233,8 +233,8 @@ class Cgroup:
         parent (kernel/cgroup/cgroup-v1.c, cgroup1_rename; v2 renames none).
         """
         fd = os.dup(self.fd)
-        trail = [("", self.ref.path, _folders(fd, limit))]
         try:
+            trail = [("", self.ref.path, _folders(fd, limit))]
             while True:
                 name, path, names = trail[-1]
                 if not names or limit <= 0:
