@@ -81,3 +81,20 @@ def test_a_release_that_is_only_in_memory_says_so_however_often_it_is_asked_for(
         await node.life.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("step", [-86_400, 86_400])
+@pytest.mark.parametrize("left", [True, False])
+def test_a_clock_that_is_stepped_by_a_day_makes_nobody_a_left_over_and_hides_none(node, step, left):
+    async def story():
+        node.uptime.now = 500.0
+        await node.life.prepare(wire.Prepare(job="1", attempt="a", instances=("GPU-1",)))
+        started = node.uptime() if left else 100.0
+        node.clock.now += step
+        node.seen = (Seen(77, 5, "python", "c 120:1", "open", started),)
+        await node.life.releases.release(wire.Release(job="1"))
+        await node.life.releases.vigil.look(10)
+        assert [b.state for b in node.ledger.book] == ["quarantined"] * left
+        await node.life.close()
+
+    asyncio.run(story())

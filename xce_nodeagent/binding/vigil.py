@@ -300,6 +300,7 @@ class Vigil:
                 generation=binding.generation,
                 enforcement=binding.enforcement,
                 since=binding.since,
+                born=binding.born,
             )
         )
         log.warning(
@@ -347,7 +348,8 @@ class Vigil:
         return bool(binding.plan.grants) and not kept <= self._inventory().by_id().keys()
 
     def _tenure(self, binding: Binding) -> Tenure:
-        return Tenure(binding.key, self._uptime() - (self._clock() - binding.since))
+        ago = self._clock() - binding.since  # where an older agent made it; a clock may be stepped
+        return Tenure(binding.key, binding.born or self._uptime() - ago)
 
     def _free_key(self, key: Key) -> Key:
         """Give a key that no live binding has: a binding that shrank is live itself."""

@@ -107,7 +107,8 @@ class Released(Struct, frozen=True, kw_only=True, tag="released"):
 class Withheld(Struct, frozen=True, kw_only=True, tag="withheld"):
     """Somebody still has released devices open, and nobody has got these instances meanwhile.
 
-    The plan is nothing but the devices to look for. `since` is when the binding was made.
+    The plan is nothing but the devices to look for. `since` and `born` are when the binding was
+    made.
     """
 
     job: str
@@ -119,6 +120,7 @@ class Withheld(Struct, frozen=True, kw_only=True, tag="withheld"):
     generation: str
     enforcement: str
     since: float
+    born: float = 0.0
 
 
 class Cleaned(Struct, frozen=True, kw_only=True, tag="cleaned"):
@@ -162,8 +164,9 @@ class Binding(Struct, frozen=True, kw_only=True):
     `excluded` holds what overlapped its instances when it was made; `leaving` what it gave up,
     until that is carried out. `since` and `changed` are seconds since the epoch: the commit, and
     the last event. `up` is when its content was decided, in seconds since the boot: of two records
-    of a binding, the one with the greater is the newer; 0 where an older agent wrote it. Of one
-    that is `doubtful` only the cgroup is known, and what that is granted.
+    of a binding, the one with the greater is the newer; 0 where an older agent wrote it. `born` is
+    the commit on that clock, which nobody steps. Of one that is `doubtful` only the cgroup is
+    known, and what that is granted.
     """
 
     job: str
@@ -181,6 +184,7 @@ class Binding(Struct, frozen=True, kw_only=True):
     left: tuple[LeftOver, ...] = ()
     leaving: tuple[str, ...] = ()
     up: float = 0.0
+    born: float = 0.0
     doubtful: bool = False
     kill: Kill = "none"
 
@@ -273,7 +277,7 @@ def follow(
             job=event.job, attempt=event.attempt, state=after, asks=(event.ask,),
             instances=event.instances, excluded=event.excluded, plan=event.plan,
             generation=event.generation, enforcement=event.enforcement, since=now, changed=now,
-            up=up or 0.0,
+            up=up or 0.0, born=up or 0.0,
         )  # fmt: skip
     if isinstance(event, Adopted):
         return event.binding
@@ -282,7 +286,7 @@ def follow(
             job=event.job, attempt=event.attempt, state=after, asks=(Ask(uid=event.uid),),
             instances=event.instances, excluded=(), plan=event.plan, left=event.left,
             generation=event.generation, enforcement=event.enforcement, since=event.since,
-            changed=now, reason=STILL_OPEN,
+            changed=now, reason=STILL_OPEN, born=event.born,
         )  # fmt: skip
     if binding is None:  # the table has no other event for it; this tells the type checker
         raise InvalidTransition(event.job)
