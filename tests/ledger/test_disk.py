@@ -119,7 +119,9 @@ def exhaust(agent, state, refused):
     pytest.fail("the disk is full, and 4000 events were recorded")
 
 
-def test_on_a_full_disk_nothing_is_granted_and_releases_go_on(agent2, small, refused, in_job):
+def test_the_ledger_cannot_be_written_on_a_full_disk_and_releases_go_on(
+    agent2, small, refused, in_job
+):
     agent2.start()
     one, two, three, *_ = cards(agent2)
     answer = prepare(agent2, "runs", one)
