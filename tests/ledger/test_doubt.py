@@ -38,3 +38,26 @@ def test_a_card_that_shows_itself_late_is_withheld_for_who_is_in_doubt(node):
         with pytest.raises(errors.Busy):
             asyncio.run(node.life.prepare(wire.Prepare(job="2", attempt="a", instances=(card,))))
     asyncio.run(node.life.prepare(wire.Prepare(job="2", attempt="a", instances=("GPU-3",))))
+
+
+@pytest.mark.needs("root", "cgroup2", "bpf")
+@pytest.mark.parametrize("attempt", [None, "1"])
+def test_what_was_released_while_nothing_was_enforced_is_taken_back_later(agent2, in_job, attempt):
+    cards = agent2.instances("gpu")
+    one, node = cards[0]["id"], cards[0]["devices"][0]["path"]
+    prepared = agent2.call("Prepare", job="old", attempt=attempt, instances=[one])
+    process = in_job(prepared["cgroup"]["v2"])
+    assert process.opens(node) == "ENXIO"
+    agent2.kill()
+    agent2.keys = 'enforcement = "off"'
+    agent2.start()
+    assert agent2.call("Release", job="old")["released"]
+    agent2.call("Prepare", job="new", attempt="1", instances=[one])
+    agent2.kill()
+    agent2.keys = ""
+    agent2.start()
+    assert process.opens(node) == "EPERM"
+    states = {one["job"]: one["state"] for one in agent2.call("ListBindings")["bindings"]}
+    assert states == {"old": "quarantined", "new": "bound"}
+    process.end()
+    assert agent2.call("Release", job="old")["clean"]

@@ -328,6 +328,11 @@ class Ledger:
         """Give an N that nobody was told, for what cannot be recorded, or was lost."""
         return max(self._hardware[1], self._fresh_number())
 
+    def ended(self, key: Key, up: float) -> bool:
+        """Say whether a binding whose content was decided at `up` of this boot ended after that."""
+        moment = self._fold.finished.get(key)
+        return moment is not None and self._fold.elapsed.moment(self.boot, up) <= moment
+
     def elapsed(self) -> float:
         """Give the moment that it is, on the clock by which attempts are aged (see Elapsed)."""
         return self._fold.elapsed.now()

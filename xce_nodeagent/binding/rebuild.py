@@ -79,8 +79,10 @@ def _compare(ledger: Ledger, one: Marked, home: CgroupRef | None, now: float) ->
         found = doubtful(one, home, now)
     if live is not None and ledger.boots.get(key) == ledger.boot and found.up <= live.up:
         return _released(ledger, one, live)
-    # A release that was answered stands, whatever is still on the cgroup.
-    over = one.released or (live is None and key in ledger.book.over)
+    # A release that was answered stands, whatever is still on the cgroup: it may have been released
+    # while nothing was enforced. Another job may have what it held by now.
+    ended = not found.doubtful and ledger.ended(key, found.up)
+    over = one.released or (live is None and (ended or key in ledger.book.over))
     adopted = structs.replace(found, state="releasing" if over else "bound")
     _note(ledger, Adopted(job=key[0], attempt=key[1], binding=adopted))
     return "doubtful" if found.doubtful else "older in the ledger" if live else "adopted"
