@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -113,6 +114,16 @@ NEEDS: dict[str, Callable[[], str]] = {
 # The machine is shared and slow at times: a deadline for one example would fail by chance.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return by_path("worker.py").Deal(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(by_path("worker.py").Worker())
 
 
 @functools.cache

@@ -233,6 +233,35 @@ def steady(cgroup2_mount: Path) -> Iterator[Running]:
         yield running
 
 
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+    return []
+
+
+def _end(agent: subprocess.Popen[bytes]) -> None:
+    """End an agent whose end is not what is tested: a helper that hangs gets one second."""
+    with contextlib.ExitStack() as stack:
+        helpers = []
+        for supervisor in _children(agent.pid):
+            for helper in _children(supervisor):
+                with contextlib.suppress(OSError):
+                    helpers.append(os.pidfd_open(helper))
+                    stack.callback(os.close, helpers[-1])
+        agent.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(1)
+            return
+        for helper in helpers:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(helper, signal.SIGKILL)
+        try:
+            agent.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+
 @contextlib.contextmanager
 def serving(mount: Path) -> Iterator[Running]:
     """Run an agent; nothing of it is left, whatever happens."""
@@ -251,12 +280,7 @@ def serving(mount: Path) -> Iterator[Running]:
         yield running
     finally:
         if running.process is not None and running.process.poll() is None:
-            running.process.send_signal(signal.SIGTERM)
-            try:
-                running.process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                running.process.kill()
-                running.process.wait()
+            _end(running.process)
         _remove(top)
         shutil.rmtree(folder)
         for node in sorted(devices.rglob("*"), reverse=True) if devices.exists() else ():

@@ -35,6 +35,7 @@ _agents = _beside("agent/conftest.py")
 refused = _agents.refused
 in_job = _agents.in_job
 Refused = _agents.Refused
+_children = _agents._children
 node = _beside("binding/conftest.py").node
 
 
@@ -100,10 +101,14 @@ def reboot() -> Callable[[Any], None]:
     """End an agent and all that is in its cgroups, as a reboot does; start it in another boot."""
 
     def boot(running: Any) -> None:
+        helpers = _children(running.process.pid)
         running.kill()
+        # A reboot ends the helpers with it; they go by themselves, and the home with the last job.
+        _eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in helpers))
         for top in (running.home, running.other):
-            for below in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
-                below.rmdir()
+            for below, _, _ in os.walk(top, topdown=False):
+                if Path(below) != top:
+                    os.rmdir(below)
         another = running.folder / "boot_id"
         another.write_text("11111111-2222-4333-8444-555555555555\n", "ascii")
         another.chmod(0o644)
