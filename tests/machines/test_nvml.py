@@ -325,3 +325,22 @@ def test_what_was_known_stays_while_the_library_is_silent(
 )
 def test_bus_ids_are_written_as_sysfs_does(given: str, expected: str) -> None:
     assert pci_address(given) == expected
+
+
+@pytest.mark.parametrize("state", ["not_yet", "error"])
+def test_nodes_stay_managed_while_the_library_does_not_answer(tmp_path: Path, state: str) -> None:
+    """A library that hangs while the agent starts opens nothing to the jobs that run."""
+    kernel(tmp_path)
+    (tmp_path / "proc/driver/nvidia/gpus").mkdir(parents=True)
+    caps = tmp_path / "dev/nvidia-caps"
+    caps.mkdir(parents=True)
+    for minor in (1, 2, 3, 4, 5000):
+        (caps / f"nvidia-cap{minor}").touch()
+    found = PROVIDER.discover(host(tmp_path, (state, "it hangs", {})))
+    assert {(c.node.path, c.granted) for c in found.control} == {
+        ("/dev/nvidiactl", True),
+        ("/dev/nvidia-modeset", False),
+        ("/dev/nvidia-uvm", True),
+        ("/dev/nvidia-uvm-tools", True),
+        *((f"/dev/nvidia-caps/nvidia-cap{minor}", False) for minor in (1, 2, 3, 4)),
+    }

@@ -63,10 +63,13 @@ class Nvidia:
             reason = f"{len(cards)} NVIDIA cards on PCI ({shown}), but {reason}"
             state = "error"
         devices = _devices(host, {"devices": []}, cards)
+        nodes = _Nodes(host)
         return Found(
             state=_STATES.get(state, "error"),
             reason=reason,
-            instances=tuple(_instances(host, {}, devices, _Nodes(host))),
+            instances=tuple(_instances(host, {}, devices, nodes)),
+            # A library that hangs while the agent starts must not open them to jobs that run.
+            control=(*nodes.control(), *nodes.unknown_slices()) if driver else (),
         )
 
     def plan(self, grant: Grant) -> Plan:
@@ -315,6 +318,13 @@ class _Nodes:
                 if number.isdecimal():
                     node = DeviceNode(f"{folder}/{name}", "c", imex, int(number))
                     yield ControlNode(node, granted=False)
+
+    def unknown_slices(self) -> Iterator[ControlNode]:
+        """Give the nodes of all slices that there are, where nobody tells of the slices."""
+        there = set(self._host.names("/dev/nvidia-caps"))
+        for name, minor in self._minors.items():
+            if name.startswith("gpu") and f"nvidia-cap{minor}" in there:
+                yield ControlNode(self._capability(minor), granted=False)
 
     def _capability(self, minor: int) -> DeviceNode:
         major = self._majors.get("nvidia-caps", 0)
