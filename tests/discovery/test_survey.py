@@ -47,12 +47,13 @@ class Surveyed:
         )
         self.survey.subscribe(self.told.append)
         asyncio.run(self.survey.refresh())
+        self.before = self.survey.current.number - 1
 
     def now(self) -> tuple[int, object, int]:
-        """The N of the generation, who is foreign, and how many ports are sound."""
+        """How many generations there were, who is foreign, and how many ports are sound."""
         current = self.survey.current
         foreign = current.instances[0].attributes.get("foreign_listeners")
-        return current.number, foreign, current.counters["ports"]["healthy"]
+        return current.number - self.before, foreign, current.counters["ports"]["healthy"]
 
 
 @pytest.fixture
