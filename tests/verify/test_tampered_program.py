@@ -52,6 +52,7 @@ def test_program_of_our_name_that_allows_everything_is_swapped(stage, hand):
     assert len(hand.ids(stage.path)) == 1
 
 
+@pytest.mark.needs("root", "cgroup2", "bpf")
 def test_copy_with_maps_of_its_own_is_swapped(stage2, hand):
     trier = stage2.trying()
     (ours,) = hand.ids(stage2.path)
