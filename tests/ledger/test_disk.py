@@ -281,3 +281,32 @@ def test_a_state_folder_that_is_removed_is_made_good_when_it_is_back(agent2, ref
     assert {view["job"] for view in agent2.call("ListBindings")["bindings"]} == {"runs", "new"}
     with pytest.raises(refused, match="was released"):
         prepare(agent2, "ends", two)
+
+
+def test_what_an_agent_told_that_began_on_a_full_disk_is_written_when_there_is_space(
+    agent2, small, refused
+):
+    agent2.start()
+    one, two, *_ = cards(agent2)
+    prepare(agent2, "runs", one)
+    agent2.call("Drain", id=two, reason="fan")
+    agent2.kill()
+    for path in small.glob("ledger.db-shm"):
+        path.unlink()
+    fill(small)
+    agent2.start()
+    told = agent2.call("GetInventory")
+    assert word(agent2)["state"] == "fault"
+    empty(small)
+    until(lambda: word(agent2)["state"] != "fault")
+    assert agent2.call("GetInventory")["generation"] == told["generation"]
+    check = word(agent2)
+    assert (check["state"], check["remedy"]) == ("note", "")
+    assert "could not be opened for writing" in check["text"]
+    assert "nothing is missing" in check["text"]
+    agent2.kill()
+    agent2.start()
+    assert agent2.call("GetInventory")["generation"] == told["generation"]
+    assert word(agent2)["text"] == check["text"]
+    (drained,) = [i for i in agent2.instances("gpu") if i["drained"]]
+    assert drained["id"] == two

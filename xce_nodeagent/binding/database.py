@@ -104,9 +104,7 @@ class Database:
             )
         # Frames of the log behind a damaged one are passed over by SQLite, without a word.
         _, frames, _ = execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        (found,) = execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise Damaged(" ".join(str(found).split()))
+        _quick_check(self._db)
         last = execute("SELECT MAX(seq) FROM events").fetchone()[0] or 0
         if any(row.seq > last for row in salvage.behind(log, max(frames, 0))):
             raise Damaged("its log is damaged in the middle")
@@ -194,6 +192,11 @@ class Database:
         with _told(self.path, "read"):
             return self._db.execute("SELECT MAX(seq) FROM events").fetchone()[0] or 0
 
+    def count(self) -> int:
+        """Give how many events there are."""
+        with _told(self.path, "read"):
+            return int(self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0])
+
     # ---- what else is remembered ------------------------------------------------------------
 
     def hardware(self) -> tuple[dict[str, Seen], int | None]:
@@ -260,10 +263,16 @@ class Database:
             contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as db,
         ):
             # While memory has the whole truth: at the next start it may be too late.
-            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise Damaged(" ".join(str(found).split()))
+            _quick_check(db)
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def look(self) -> None:
+        """Raise Damaged where it is not whole. For a thread of its own: it reads all of it."""
+        with (
+            _told(self.path, "looked at"),
+            contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as db,
+        ):
+            _quick_check(db)
 
     def close(self) -> None:
         """Close; SQLite folds the log in when the last connection goes."""
@@ -283,6 +292,12 @@ class Database:
                 os.unlink(kept)
             else:
                 os.rename(kept, log)
+
+
+def _quick_check(db: sqlite3.Connection) -> None:
+    (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise Damaged(" ".join(str(found).split()))
 
 
 def sync_folder(path: Path) -> None:

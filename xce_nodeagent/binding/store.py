@@ -116,6 +116,10 @@ class Store:
         self._last = self._write(lambda db: db.append(rows), last_resort=last_resort)
         return self._last
 
+    def count(self) -> int:
+        """Give how many events a file that is ready has."""
+        return self._try(lambda: self._guarded(lambda db: db.count()), last_resort=False)
+
     def delete(self, rows: Sequence[int]) -> None:
         """Delete events."""
         self._write(lambda db: db.delete(rows))
@@ -180,6 +184,22 @@ class Store:
                     " memory",
                     path=str(self.path),
                 ) from None
+
+    def look(self) -> str:
+        """Say what is wrong with the file; one that is damaged is written anew by `ready`."""
+        if self.db is None or self._suspect:
+            return ""  # it is known, and being got back
+        try:
+            if not self.db.stands():
+                return f"ledger {self.path} is not the file any more that was opened"
+            self.db.look()
+        except Damaged as damage:
+            self._suspect = True
+            log.error("ledger %s is damaged: %s", self.path, damage)
+            return f"ledger {self.path} is damaged: {damage}"
+        except Enforcement as error:
+            return error.message
+        return ""
 
     def close(self) -> None:
         """Close; a file that is in doubt stays as it is."""

@@ -380,7 +380,7 @@ class Daemon:
             *(doctor.repairs(await verification.run(deep=True)) if repair else ()),
             doctor.enforcement(self._config, self.taken),
             doctor.helpers({helper.role: helper.restarts for helper in helpers}),
-            bookkeeping.ledger(self.ledger, time.time(), enforced=self._enforced),
+            *await bookkeeping.checks(self.ledger, time.time(), enforced=self._enforced),
             *doctor.discovery(self.survey.current),
             *doctor.bindings(book, verification, await verification.compare()),
             *doctor.verification(verification, time.time()),

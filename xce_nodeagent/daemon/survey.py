@@ -137,6 +137,7 @@ class Survey:
                 # It is told all the same, under a number that no later one can be; see there.
                 log.error("generation not recorded: %s", error.message)
                 numbered, seen, number = advance(found, self._seen, self._ledger.unused_number())
+                self._ledger.owe(seen, number)
             self._seen, self._number = seen, number
         changed = self.current is None or numbered != self.current
         self.current = numbered

@@ -49,6 +49,7 @@ class Upkeep:
         self._maintaining: asyncio.TimerHandle | None = None
         ledger.on_write = self._maintain_later
         self._verify_later()
+        self._pay_later()
         self.reloads = (
             Reloads(watch, self._verify_all, lambda: verification.count.cpu) if watch else None
         )
@@ -69,6 +70,18 @@ class Upkeep:
         except Enforcement as error:
             log.error("%s", error.message)
 
+    def _pay_later(self) -> None:
+        self._paying = asyncio.get_running_loop().call_later(MAINTAIN_SECONDS, self._pay)
+
+    def _pay(self) -> None:
+        """Write what could not be written when it was told, though nobody asks for anything."""
+        if self._ledger.waits:
+            try:
+                self._ledger.flush()
+            except Enforcement as error:
+                log.debug("the ledger cannot be written yet: %s", error.message)
+        self._pay_later()
+
     def _verify_later(self) -> None:
         later = asyncio.get_running_loop().call_later
         self._verifying = later(VERIFY_SECONDS, self._verify_now)
@@ -85,6 +98,9 @@ class Upkeep:
     async def _verify(self) -> None:
         async with self._turn:
             self._waiting = False
+            await asyncio.to_thread(self._ledger.look)
+            if why := self._ledger.check():  # it is written anew here, if it was not whole
+                log.debug("%s", why)
             await self._verification.run()
             try:
                 await self._sweep()
@@ -100,6 +116,7 @@ class Upkeep:
         """Stop, in the middle of whatever it does."""
         self._ledger.on_write = lambda: None
         self._verifying.cancel()
+        self._paying.cancel()
         if self.reloads is not None:
             self.reloads.close()
         if self._maintaining is not None:
