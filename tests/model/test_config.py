@@ -46,6 +46,25 @@ device_directory = "/dev/xce-sim"
     assert config.environment.visible_devices == "index"
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("kill_grace_seconds = 2.5", "a whole number of seconds, 0 (SIGKILL at once) to 3600"),
+        ("kill_grace_seconds = -1", "0 (SIGKILL at once) to 3600"),
+        ('residents = "dcgm"', "expected a list of programs' names"),
+        ('residents = ["dcgm", 7]', "entry 2, 7: expected"),
+        ('residents = ["dcgm", ""]', "entry 2, '' (0 bytes): expected"),
+        ('residents = ["dcgm", "nvidia-persistenced"]',
+         "entry 2, 'nvidia-persistenced' (19 bytes): expected programs' names"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_of_release_says_what_is_right(line, told):
+    with pytest.raises(BadConfig) as caught:
+        parse(f"[release]\n{line}\n", "c")
+    assert told in caught.value.message
+    assert "c:2: " in caught.value.message
+
+
 def test_all_faults_are_told_at_once_each_with_its_line():
     text = """[agent]
 user = "Root!"

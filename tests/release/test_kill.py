@@ -69,16 +69,17 @@ def test_nobody_is_ended_unless_that_is_asked_for(serving, process):
     assert worker.ended() == -signal.SIGTERM
 
 
-def test_where_the_configuration_ends_nobody_it_is_refused_and_nothing_is_done(
-    site, process, refused
-):
+def test_where_the_configuration_ends_nobody_it_is_released_and_nobody_is_ended(site, process):
     worker = process(site.prepare("1", 0))
-    with pytest.raises(refused, match=r"\[release\] kill") as error:
-        site.call("Release", job="1", attempt="1", kill=KILL)
-    assert (error.value.code, error.value.error_class) == ("not_permitted", "denied")
-    assert site.bindings()["1:1"]["state"] in ("committed", "bound")
-    assert site.call("Release", job="1", attempt="1", kill="none")["killing"] is False
+    assert worker.does("open", site.nodes[0])
+    released = site.call("Release", job="1", attempt="1", kill=KILL)
+    assert "[release] kill" in released["not_killed"]
+    assert (released["released"], released["killing"]) == (True, False)
+    assert [one["pid"] for one in released["holders"]] == [worker.pid]
+    assert site.bindings()["1:1"]["state"] == "quarantined"
+    site.settled()
     assert worker.lives
+    assert not site.call("Release", job="1", attempt="1")["not_killed"]
 
 
 def test_with_the_policy_every_release_ends_what_is_left(serving, process, eventually):
@@ -215,13 +216,57 @@ def test_the_binder_has_the_means_only_where_the_configuration_has_it(serving, e
     assert (most > least) is not bool(extra)
 
 
-LEAVES_ONE = "import os, signal\nif os.fork() == 0:\n    while True: signal.pause()\n"
+LEAVES_ONE = (  # which does not keep our pipes open
+    "import os, signal\n"
+    "if os.fork() == 0:\n"
+    "    os.closerange(0, 3)\n"
+    "    while True: signal.pause()\n"
+)
 
 
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
 @pytest.mark.parametrize("how", ["hook", "variable", "command", "exec"])
 def test_hooks_and_commands_can_ask_for_it(serving, process, eventually, how):
+    done, worker, site = asked(serving(ON_REQUEST), process, how)
+    assert "being ended" in done.stderr
+    if worker:
+        assert worker.ended() == -signal.SIGTERM
+    eventually(lambda: not site.bindings())
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+@pytest.mark.parametrize("how", ["hook", "variable", "command", "exec"])
+def test_hooks_and_commands_release_where_it_may_not_be_and_say_so(
+    serving, process, eventually, how
+):
+    done, worker, site = asked(serving(""), process, how)
+    (binding,) = site.bindings().values()
+    assert binding["state"] == "quarantined"
+    (left,) = (one["pid"] for one in binding["holders"])
+    try:
+        assert "no process was ended: this node ends no processes" in done.stderr
+        site.settled()
+        assert not gone(left)
+    finally:
+        os.kill(left, signal.SIGKILL)
+    eventually(lambda: not site.bindings())
+
+
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_the_variable_of_all_epilogs_keeps_none_from_giving_up_one_card(serving):
     site = serving(ON_REQUEST)
+    site.prepare("1", 0, 1)
+    env = {**site.agent.env, "XCE_RELEASE_KILL": KILL}
+    subprocess.run(
+        [str(HOOK), "--job", "1", "--attempt", "1", "--instance", site.cards[0]],
+        env=env, check=True, timeout=60,
+    )  # fmt: skip
+    assert site.bindings()["1:1"]["instances"] == [site.cards[1]]
+
+
+def asked(site, process, how):
+    """Ask for it in one of the ways; give what was said, who was left, if we know it, and where."""
+    worker = None
     env = dict(site.agent.env)
     program = [sys.executable, "-m", "xce_nodeagent"]
     if how == "exec":
@@ -239,7 +284,4 @@ def test_hooks_and_commands_can_ask_for_it(serving, process, eventually, how):
             env["XCE_RELEASE_KILL"] = KILL
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert "being ended" in done.stderr
-    if how != "exec":
-        assert worker.ended() == -signal.SIGTERM
-    eventually(lambda: not site.bindings())
+    return done, worker, site

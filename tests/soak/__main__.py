@@ -44,25 +44,31 @@ def main() -> int:
     tally = Tally()
     begun = time.monotonic()
     stopped = False
+    # One line of 80 columns has the counts, the share and the time that is left; no more fits.
     bar = Progress(
-        TextColumn("[progress.description]{task.description}"), BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console,
     )  # fmt: skip
     with bar:
-        task = bar.add_task("soak", total=1.0, rate="")
-        last = 0.0
+        task = bar.add_task("soak", total=1.0)
+        last, at = 0.0, 0
+
+        def show(seconds: float) -> str:
+            text = f"history {at}, {tally.crashed} crashes, {len(faults)} faults"
+            bar.update(task, completed=limits.share(tally, seconds), description=text)
+            return text
 
         def told(now: Tally, number: int) -> None:
-            nonlocal tally, last
-            tally = now
+            nonlocal tally, last, at
+            tally, at = now, number
             seconds = time.monotonic() - begun
             if seconds - last >= (0.2 if console.is_terminal else 10):
                 last = seconds
-                rate = f"{now.steps / seconds:.0f} steps/s, {now.crashed / seconds:.1f} crashes/s"
-                text = f"history {number}, {now.crashed} crashes, {len(faults)} faults"
-                bar.update(task, completed=limits.share(now, seconds), description=text, rate=rate)
+                text = show(seconds)
                 if not console.is_terminal:
+                    rate = (
+                        f"{now.steps / seconds:.0f} steps/s, {now.crashed / seconds:.1f} crashes/s"
+                    )
                     console.print(f"{text}, {now.steps} steps, {rate}", highlight=False)
 
         def found(number: int, broken: BrokenPromise) -> bool:
@@ -76,7 +82,7 @@ def main() -> int:
             stopped = True
         except BrokenPromise:
             stopped = True
-        bar.update(task, completed=limits.share(tally, time.monotonic() - begun))
+        show(time.monotonic() - begun)  # the last line counts what the table counts
     _show(console, tally, faults, seed, time.monotonic() - begun)
     if asked.report:
         Path(asked.report).write_text("\n\n".join(text for _, text in faults), "utf-8")
@@ -117,7 +123,7 @@ def _show(
     rows.add_row("steps", str(tally.steps))
     rows.add_row("points at which something was hit", f"{len(tally.points)} of {len(POINTS)}")
     rows.add_row("starts of the agent", str(tally.starts))
-    rows.add_row("reboots", str(tally.reboots))
+    rows.add_row("simulated reboots", str(tally.reboots))
     rows.add_row("comparisons with the kernel", str(tally.checks))
     rows.add_row("opens tried by jobs", str(tally.opens))
     rows.add_row("seconds", f"{seconds:.0f}")

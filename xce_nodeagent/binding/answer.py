@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xce_nodeagent.errors import BadRequest
-from xce_nodeagent.model import wire
+from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding
 
 
@@ -60,7 +60,8 @@ def view(
         cgroup=cgroup(binding),
         enforcement=binding.enforcement,
         since=binding.since,
-        last_seen=last_seen,
+        # A prepare is seen before it is committed.
+        last_seen=max(last_seen, binding.since),
         populated=populated,
         holders=binding.left if waits else shared,
         env=binding.plan.environment if env else {},
@@ -71,9 +72,9 @@ def view(
 
 def no_binding(job: str, attempt: str | None) -> BadRequest:
     """Give the error for a job that holds nothing here."""
-    which = "" if attempt is None else f" attempt {attempt!r}"
+    which = f"job {job!r}" if attempt is None else name.run(job, attempt)
     return BadRequest(
-        f"job {job!r}{which} holds nothing on this host: `xce-nodeagent jobs` shows who does",
+        f"{which} holds nothing on this host: `xce-nodeagent jobs` shows who does",
         job=job,
     )
 

@@ -69,19 +69,18 @@ def _unbound(book: Book, want: Demand, cgroup: CgroupRef) -> None:
     if found is None:
         return
     path, (job, attempt) = found
+    who = name.run(job, attempt)
     if job == want.job and book.live[job, attempt].state in ("releasing", "quarantined"):
         raise Busy(
-            f"cgroup {path} still has what attempt {attempt!r} of this job left over: wait until"
-            " it is clean",
+            f"cgroup {path} still has what {who} left over: wait until it is clean",
             holders=[{"job": job, "attempt": attempt}],
         )
     if job == want.job:
         raise Conflict(
-            f"attempt {attempt!r} of job {job!r} is still bound: release it first",
+            f"{who} is still bound: release it first",
             job=job,
             attempt=attempt,
         )
-    who = f"job {job!r} attempt {attempt!r}"
     if path == cgroup.path:
         raise Conflict(
             f"cgroup {path} is bound to {who}: release that first",

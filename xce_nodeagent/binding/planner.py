@@ -26,7 +26,7 @@ from xce_nodeagent.errors import (
 )
 from xce_nodeagent.errors import Drained as DrainedError
 from xce_nodeagent.errors import Unhealthy as UnhealthyError
-from xce_nodeagent.model import wire
+from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Changed, Committed
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
@@ -70,22 +70,22 @@ def existing(book: Book, want: Demand, dead_since: float) -> Binding | None:
     if binding is None:
         if want.add:
             raise Conflict(
-                f"job {want.job!r} holds nothing under attempt {want.attempt!r}:"
+                f"{name.run(want.job, want.attempt)} holds nothing:"
                 " --add grows a binding; prepare without it first",
                 job=want.job,
             )
         ended = book.over.get((want.job, want.attempt))
         if ended is not None and ended > dead_since:
             raise Stale(
-                f"job {want.job!r} attempt {want.attempt!r} was released:"
-                " a requeued job comes with a new attempt",
+                f"{name.run(want.job, want.attempt)} was released: asking again does not help,"
+                " prepare with a new attempt, as for a requeued job",
                 job=want.job,
                 attempt=want.attempt,
             )
         return None
     if binding.state in ("releasing", "quarantined"):
         raise Busy(
-            f"job {want.job!r} attempt {want.attempt!r} is being released ({binding.state}):"
+            f"{name.run(want.job, want.attempt)} is being released ({binding.state}):"
             " wait until that is done, then use a new attempt",
             holders=[{"job": binding.job, "attempt": binding.attempt}],
         )
@@ -94,7 +94,7 @@ def existing(book: Book, want: Demand, dead_since: float) -> Binding | None:
     if want.add:
         return None
     raise Conflict(
-        f"job {want.job!r} attempt {want.attempt!r} is prepared already, with something else"
+        f"{name.run(want.job, want.attempt)} is prepared already, with something else"
         f" ({', '.join(binding.instances) or 'no instances'}): release it first,"
         " use a new attempt, or grow it with --add",
         job=want.job,
@@ -161,6 +161,7 @@ def plan(
         if not isinstance(provider, Divides):
             raise BadPort(f"{divisible.id} cannot be held in parts")
         _fresh_names(want.ask.ports, ports)
+        _ports_free(book, want.ask.ports)
         new = selector.ports(
             provider.parts(divisible), want.ask.ports, held=book.ports_held(), in_use=ports_in_use
         )
@@ -303,6 +304,23 @@ def _disjoint(instances: Mapping[str, Instance], named: Sequence[str]) -> None:
             raise BadRequest(
                 f"instances {wanted} and {min(both)} overlap: they are one piece of silicon;"
                 " name one of them"
+            )
+
+
+def _ports_free(book: Book, asks: Iterable[wire.PortAsk]) -> None:
+    """Raise Busy, with who has it, where a port that is named is held."""
+    for ask in asks:
+        holder = book.ports_held().get(ask.port) if ask.port is not None else None
+        if holder is not None:
+            state = book.live[holder].state
+            waits = state in ("releasing", "quarantined")
+            how = f" (released, and not clean yet: {state})" if waits else ""
+            job, attempt = holder
+            raise Busy(
+                f"port {ask.port} is held by {name.run(job, attempt)}{how}:"
+                " wait for its release, or choose another",
+                port=ask.port,
+                holders=[{"job": job, "attempt": attempt}],
             )
 
 

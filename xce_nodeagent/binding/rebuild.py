@@ -163,6 +163,6 @@ async def sweep(lifecycle: Lifecycle, executor: Executor, now: float) -> None:
                         _compare(ledger, now_there, home, now)
             lifecycle.releases.clean_later()
         elif ledger.book.live[key].doubtful and not one.populated:
-            await lifecycle.releases.undo(key)
+            await lifecycle.releases.undo(key, only=ledger.book.live[key])
     withhold(ledger, lifecycle.inventory())
     ledger.flush()

@@ -19,27 +19,29 @@ async def reconcile(lifecycle: Lifecycle, ask: wire.Reconcile, now: float) -> wi
     with a name that is none raises BadJobId, and releases nothing: it is not the whole truth.
     """
     named = {(name.job_id(ref.job), _attempt(ref)) for ref in ask.jobs}
-    present = {b.key: b.since for b in lifecycle.book if b.state in ("committed", "bound")}
+    present = {b.key: b for b in lifecycle.book if b.state in ("committed", "bound")}
     kept: list[wire.JobRef] = []
     released: list[wire.JobRef] = []
     unclean: list[wire.JobRef] = []
-    for (job, attempt), since in present.items():
+    for (job, attempt), binding in present.items():
         ref = wire.JobRef(job=job, attempt=attempt)
         if (job, attempt) in named or (job, None) in named:
             lifecycle.last_seen[job, attempt] = now
             kept.append(ref)
             continue
-        current = lifecycle.book.live.get((job, attempt))
-        if current is None or current.since != since:
-            continue  # released meanwhile, and maybe prepared again: that one is younger
-        released.append(ref)
+        if binding.key not in lifecycle.book.live:
+            continue  # released meanwhile
         try:
             releases = lifecycle.releases
-            clean = (await releases.undo((job, attempt), releases.kill_by_itself)).clean
+            answer = await releases.undo(binding.key, releases.kill_by_itself, only=binding)
+            if not answer.known:
+                continue  # released meanwhile, and maybe prepared again: that one is younger
+            clean = answer.clean
         except AgentError as error:
             # Its intent is recorded, so it is tried again until it is done. The others go on.
             log.error("job %s cannot be released yet: %s", job, error.message)
             clean = False
+        released.append(ref)
         if not clean:
             unclean.append(ref)
     have = set(present) | {(job, None) for job, _ in present}

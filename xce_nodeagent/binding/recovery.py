@@ -56,7 +56,7 @@ async def _recover(
         return "lost-reboot"
     match binding.state:
         case "releasing" | "quarantined":
-            await lifecycle.releases.undo(binding.key)
+            await lifecycle.releases.undo(binding.key, only=binding)
             return "released"
         case "committed":
             try:
@@ -69,5 +69,5 @@ async def _recover(
         case _:
             result = (await lifecycle.verification.restore(binding)).result
             if result == "released":
-                await lifecycle.releases.undo(binding.key)
+                await lifecycle.releases.undo(binding.key, only=binding)
             return result

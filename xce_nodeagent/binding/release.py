@@ -10,6 +10,8 @@ import functools
 import logging
 from collections.abc import Callable
 
+from msgspec import structs
+
 from xce_nodeagent.binding import leftover, planner
 from xce_nodeagent.binding.cleaning import Cleaning
 from xce_nodeagent.binding.composer import Composer
@@ -20,7 +22,7 @@ from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.vigil import Vigil
-from xce_nodeagent.errors import AgentError, BadRequest, NotPermitted
+from xce_nodeagent.errors import AgentError, BadRequest
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import (
     Binding,
@@ -42,6 +44,17 @@ log = logging.getLogger(__name__)
 PATIENCE = 5.0
 """Seconds that whoever releases again what is quarantined waits for a look. No first release
 does."""
+
+NOT_KILLED = (
+    "this node ends no processes: set [release] kill = 'on-request' in its configuration, then"
+    " restart the agent and its helpers"
+)
+"""Why nobody is ended though a release asks for it."""
+
+
+def _same(one: Binding, other: Binding) -> bool:
+    """Say whether these are one binding at two times, and not two runs under one name."""
+    return (one.since, one.born) == (other.since, other.born)
 
 
 class Releases:
@@ -100,10 +113,20 @@ class Releases:
         """
         job = name.job_id(ask.job)
         attempt = name.attempt(ask.attempt) if ask.attempt is not None else None
-        kill = self._kill(ask)
         bindings = self._book.of_job(job, attempt)
         if ask.instances is not None:
+            if ask.kill == "term-then-kill":
+                raise BadRequest("kill goes with the release of a whole binding, not of instances")
             return await self._shrink(bindings, ask.instances)
+        # A kill that may not be must not keep the job bound: the release goes on, and says so.
+        forbidden = ask.kill == "term-then-kill" and self._policy.kill == "none"
+        kill = "none" if forbidden else ask.kill or self.kill_by_itself
+        released = await self._all(job, attempt, bindings, kill)
+        return structs.replace(released, not_killed=NOT_KILLED) if forbidden else released
+
+    async def _all(
+        self, job: str, attempt: str | None, bindings: list[Binding], kill: Kill
+    ) -> wire.Released:
         if len(bindings) == 1:
             return await self.undo(bindings[0].key, kill, PATIENCE)
         tried = [self.undo(binding.key, kill, PATIENCE) for binding in bindings]
@@ -119,36 +142,32 @@ class Releases:
             recorded=all(o.recorded for o in outcomes) and self._ledger.recorded(job, attempt),
             holders=tuple(left for outcome in outcomes for left in outcome.holders),
             quarantined=tuple(i for outcome in outcomes for i in outcome.quarantined),
+            ports=tuple(port for outcome in outcomes for port in outcome.ports),
             killing=any(outcome.killing for outcome in outcomes),
         )
-
-    def _kill(self, ask: wire.Release) -> Kill:
-        """Say what becomes of processes that are left; raise NotPermitted where it may not be."""
-        if ask.kill == "term-then-kill":
-            if ask.instances is not None:
-                raise BadRequest("kill goes with the release of a whole binding, not of instances")
-            if self._policy.kill == "none":
-                raise NotPermitted(
-                    f"job {ask.job!r}: this node ends no processes: set [release] kill ="
-                    " 'on-request' in its configuration, or release without --kill",
-                    key="release.kill",
-                )
-        return ask.kill or self.kill_by_itself
 
     @property
     def kill_by_itself(self) -> Kill:
         """What becomes of processes that are left when nobody says anything about them."""
         return "term-then-kill" if self._policy.kill == "term-then-kill" else "none"
 
-    async def undo(self, key: Key, kill: Kill = "none", patience: float = 0.0) -> wire.Released:
+    async def undo(
+        self,
+        key: Key,
+        kill: Kill = "none",
+        patience: float = 0.0,
+        *,
+        only: Binding | None = None,
+    ) -> wire.Released:
         """Release one binding, whole. A second release waits for the first and finds it done.
 
         What was once asked to be killed stays so. `patience`: for so many seconds it is waited
-        for a look who has the devices of one that is quarantined.
+        for a look who has the devices of one that is quarantined. With `only`, that very binding:
+        one of the same name that was made before our turn came is younger, and is let be.
         """
         async with self._turns.of(key):
             binding = self._book.live.get(key)
-            if binding is None:
+            if binding is None or (only is not None and not _same(binding, only)):
                 recorded = self._ledger.recorded(*key)
                 return wire.Released(released=True, clean=True, known=False, recorded=recorded)
             recorded = self._intend(binding, kill)
@@ -191,6 +210,7 @@ class Releases:
                 recorded=recorded,
                 holders=left,
                 quarantined=quarantined,
+                ports=tuple(h.port for h in binding.plan.ports if h.instance in quarantined),
                 killing=killing,
             )
 
@@ -201,7 +221,7 @@ class Releases:
     def _waits(self, binding: Binding) -> bool:
         """Say whether a binding is still to be clean: the very one, not a later run of the job."""
         live = self._book.live.get(binding.key)
-        if live is None or live.since != binding.since:
+        if live is None or not _same(live, binding):
             return False
         return live.state in ("releasing", "quarantined")
 
@@ -245,6 +265,7 @@ class Releases:
         return leftover.listening(binding, self._inventory(), self._parts)
 
     async def _shrink(self, bindings: list[Binding], instances: tuple[str, ...]) -> wire.Released:
+        withheld: list[str] = []
         for binding in bindings:
             async with self._turns.of(binding.key):
                 now = self._book.live.get(binding.key)
@@ -259,8 +280,19 @@ class Releases:
                 if event is not None:
                     away = tuple(i for i in now.instances if i not in event.instances)
                     await self._finish_or_owe(self._changed(event), now, away)
+                elif binding.key in self._owed:
+                    await self._finish_or_owe(now)
+                if binding.key in self._owed:
+                    leaving = self._book.live[binding.key].leaving
+                    withheld += [i for i in instances if i in leaving and i not in withheld]
         recorded = all(self._ledger.recorded(*binding.key) for binding in bindings)
-        return wire.Released(released=True, clean=True, known=bool(bindings), recorded=recorded)
+        return wire.Released(
+            released=True,
+            clean=not withheld,
+            known=bool(bindings),
+            recorded=recorded,
+            quarantined=tuple(withheld),
+        )
 
     # ---- what could not be carried out ------------------------------------------------------
 
@@ -307,6 +339,7 @@ class Releases:
             self._owed.add(binding.key)
             self.clean_later()
         else:
+            self._owed.discard(binding.key)
             self._outcomes.note(Bound(job=binding.job, attempt=binding.attempt))
             if before is not None:
                 self.vigil.left(before, away)
@@ -323,7 +356,9 @@ class Releases:
 
     async def _clean(self, key: Key) -> bool:
         if key not in self._owed:
-            await self.undo(key)
+            binding = self._book.live.get(key)
+            if binding is not None and binding.state in ("quarantined", "releasing"):
+                await self.undo(key, only=binding)
             return False  # whoever finds it clean says so
         async with self._turns.of(key):
             self._owed.discard(key)

@@ -19,6 +19,12 @@ from xce_nodeagent.errors import BadRequest, ErrorClass, NotPermitted, NotReady
 from xce_nodeagent.model import name
 
 _SIGNS = {"ok": "ok      ", "note": "note    ", "warning": "warning ", "fault": "FAULT   "}
+_NOTHING_REPAIRED = {
+    "name": "repair",
+    "state": "fault",
+    "text": "nothing was repaired: only the agent can do it",
+    "remedy": "start the agent, then `xce-nodeagent doctor --repair` again",
+}
 
 
 @command()
@@ -56,7 +62,8 @@ def doctor(session: Session, *, repair: bool) -> int:
 
     With --repair, for who may prepare, lines named `repair` say what was put right. On cgroup v1
     it also gives the sub-cgroups of jobs again what their jobs were given.
-    Where no agent can be reached, this command looks by itself at what can be seen without one.
+    Where no agent can be reached, this command looks by itself at what can be seen without one,
+    and repairs nothing.
     Exit status 69 when there is a fault; an agent that cannot be reached is one.
     """
     try:
@@ -67,6 +74,8 @@ def doctor(session: Session, *, repair: bool) -> int:
         from xce_nodeagent.cli.local import checks_without  # noqa: PLC0415  # it takes its time
 
         checks = checks_without(error.message, os.environ)
+        if repair:
+            checks.insert(1, _NOTHING_REPAIRED)
         checks = checks if session.json else name.cleaned(checks)
     if session.json:
         session.show_json({"checks": checks})

@@ -54,7 +54,7 @@ _instance = click.option(
 @with_json
 @with_agent()
 @pass_session
-@example("xce-nodeagent prepare --job 17 --attempt 1 --request 'rusage[gpu=2]' --ports http=1")
+@example("xce-nodeagent prepare --job 17 --request 'rusage[gpu=2]' --ports http=1")
 def prepare(
     session: Session,
     /,
@@ -118,7 +118,7 @@ KILL = "term-then-kill"
 @_job
 @_attempt
 @_instance
-@click.option("--kill", is_flag=True, help="End what is left in the job's cgroup.")
+@click.option("--kill", is_flag=True, help="End what is left in its cgroup, where that may be.")
 @with_json
 @with_agent()
 @pass_session
@@ -130,8 +130,9 @@ def release(
 
     Without --attempt, every run of the job. Processes that are left over are told, and what they
     hold is kept back until they are gone: that is no failure. Nor is a job that is not known.
-    With --kill, those in the job's cgroup get SIGTERM, and SIGKILL a while later; the node's
-    configuration must allow it.
+    With --kill, those in the job's cgroup get SIGTERM, and SIGKILL a while later. Where the
+    node's configuration does not allow that, the job is released, nobody is ended, and stderr
+    says so.
     """
     asked = {
         "job": job,
@@ -154,20 +155,40 @@ def tell_left_over(ref: Mapping[str, Any], answer: dict[str, Any]) -> None:
         left = ", ".join(
             f"{one['pid']} ({one['comm']}: {one['what']})" for one in answer["holders"]
         )
-        held = ", ".join(answer["quarantined"]) or "nothing"
-        tell(
-            f"job {job} is released, but left processes: {left}\n"
-            f"held back until they are gone: {held}"
-        )
+        held = ", ".join(_held_back(answer)) or "nothing"
+        if left:
+            tell(
+                f"job {job} is released, but left processes: {left}\n"
+                f"held back until they are gone: {held}"
+            )
+        else:
+            tell(f"job {job} is released; held back until the kernel has taken it away: {held}")
         if answer.get("killing"):
             tell(
                 "those in the job's cgroup are being ended; `xce-nodeagent jobs` shows who is left"
             )
+    if answer.get("not_killed"):
+        tell(f"job {job} is released, and no process was ended: {answer['not_killed']}")
     if not answer["recorded"]:
         tell(
             f"job {job} is released, but the ledger cannot be written\n"
             "release it again until it can"
         )
+
+
+def _held_back(answer: dict[str, Any]) -> list[str]:
+    """Name what is held back; of a range, which ports."""
+    ports = sorted(answer.get("ports", ()))
+    if not ports:
+        return list(answer["quarantined"])
+    runs: list[list[int]] = []
+    for port in ports:
+        if runs and port == runs[-1][-1] + 1:
+            runs[-1].append(port)
+        else:
+            runs.append([port])
+    named = [f"port {run[0]}" if len(run) == 1 else f"ports {run[0]}-{run[-1]}" for run in runs]
+    return [*(one for one in answer["quarantined"] if one != "ports"), *named]
 
 
 @command(context_settings={"allow_interspersed_args": False})

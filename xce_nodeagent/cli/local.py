@@ -20,7 +20,7 @@ from xce_nodeagent.daemon.app import with_simulation
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import Host, cgroup
-from xce_nodeagent.model.config import Config
+from xce_nodeagent.model.config import AgentConfig, Config
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.wire import Check
 from xce_nodeagent.providers import all_providers
@@ -109,7 +109,11 @@ def _about_account(user: str, uid: int) -> Check:
             name="account",
             state="note",
             text=f"there is no {user}: an agent that root starts by hand runs as uid {uid}",
-            remedy=f"systemd-sysusers makes it from the installed sysusers.d/{user}.conf",
+            remedy=(
+                f"systemd-sysusers makes it from the installed sysusers.d/{user}.conf"
+                if user == AgentConfig().user
+                else f"`useradd --system {user}` makes it, or name another as [agent] user"
+            ),
         )
     return Check(name="account", state="ok", text=f"{user} (uid {uid})")
 

@@ -57,13 +57,13 @@ def _program() -> None:
     """Inventory, selection and binding of this host's GPUs, NICs and ports.
 
     \b
-    Exit status: 0 done; 75 try again here; 69 drain this node, run the job elsewhere;
-    65 the job fits no such node; 64 the call is wrong; 77 not permitted;
-    78 the configuration is wrong. `exec` ends as its command did.
+    Exit status: 0 done; 75 try again here; 69 drain this node, run the job
+    elsewhere; 65 the job fits no such node; 64 the call is wrong; 77 not
+    permitted; 78 the configuration is wrong. `exec` ends as its command did.
 
     \b
-    Environment: XCE_NODEAGENT_SOCKET, XCE_NODEAGENT_CONFIG, XCE_NODEAGENT_STATE_DIR,
-    XCE_NODEAGENT_RUNTIME_DIR.
+    Environment: XCE_NODEAGENT_SOCKET, XCE_NODEAGENT_CONFIG,
+    XCE_NODEAGENT_STATE_DIR, XCE_NODEAGENT_RUNTIME_DIR.
     """  # noqa: D301  # \b keeps click from filling the lines
 
 

@@ -51,7 +51,7 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # as every shell ends
 @click.option("--request", metavar="TEXT", help="Let the agent select, as 'rusage[gpu=2:nic=1]'.")
 @click.option("--ports", metavar="[NAME=]COUNT", multiple=True, help="Let the agent choose ports.")
 @click.option("--port", metavar="[NAME=]VALUE", multiple=True, help="This port.")
-@click.option("--kill", is_flag=True, help="End what COMMAND leaves behind.")
+@click.option("--kill", is_flag=True, help="End what COMMAND leaves behind, where that may be.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_agent()
 @pass_session

@@ -284,4 +284,5 @@ def _who(binding: dict[str, Any]) -> list[str]:
 
 
 def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+    """Give a time as this host's clock shows it; `--json` has it in seconds since the epoch."""
+    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")  # noqa: DTZ006  # local

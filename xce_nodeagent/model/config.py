@@ -139,28 +139,35 @@ def _uids(value: Any) -> tuple[int, ...]:
 
 def _seconds(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= 10 * 365 * 86_400:
-        raise _Fault("expected a number of seconds, at most ten years")
+        raise _Fault("expected a whole number of seconds, 0 (not at all) to ten years")
     return value
 
 
 def _patience(value: Any) -> int:
     if type(value) is not int or not 1 <= value <= 3600:
-        raise _Fault("expected a number of seconds, 1 to 3600")
+        raise _Fault("expected a whole number of seconds, 1 to 3600")
     return value
 
 
 def _grace(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= 3600:
-        raise _Fault("expected a number of seconds, at most an hour")
+        raise _Fault("expected a whole number of seconds, 0 (SIGKILL at once) to 3600")
     return value
 
 
 def _programs(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(
-        isinstance(item, str) and 0 < len(item.encode()) <= 15 and item.isprintable()
-        for item in value
-    ):  # TASK_COMM_LEN is 16, with a NUL
-        raise _Fault("expected a list of programs' names as `ps -o comm` has them, 15 bytes each")
+    expected = "programs' names as `ps -o comm` has them, of 1 to 15 bytes each"
+    if not isinstance(value, list):
+        raise _Fault(f"expected a list of {expected}")
+    for number, item in enumerate(value, 1):
+        if not isinstance(item, str):
+            raise _Fault(f"entry {number}, {item!r}: expected {expected}")
+        if (
+            not item.isprintable() or not 0 < len(item.encode()) <= 15
+        ):  # TASK_COMM_LEN is 16, with a NUL
+            raise _Fault(
+                f"entry {number}, {item!r} ({len(item.encode())} bytes): expected {expected}"
+            )
     return tuple(value)
 
 
@@ -233,7 +240,9 @@ def parse(text: str, name: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         # A file that is not TOML has one fault that can be told: tomllib stops at the first,
         # and its message names line and column.
-        raise BadConfig(f"{name}: not TOML: {error}", faults=[str(error)]) from None
+        raise BadConfig(
+            f"{name}: not TOML: {error}", faults=[f"{name}: not TOML: {error}"]
+        ) from None
     faults: list[str] = []
     fields: dict[str, Struct] = {}
     for section, keys in _sections(document, faults):

@@ -26,6 +26,11 @@ def attempt(text: str) -> str:
     return _checked("attempt", text) if text else text
 
 
+def run(job: str, attempt: str) -> str:
+    """Name a run of a job in a message."""
+    return f"job {job!r} attempt {attempt!r}" if attempt else f"job {job!r} (no attempt)"
+
+
 def printable(text: str) -> str:
     """Give a name that a stranger chose so that a terminal shows it and does not obey it."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -72,7 +72,8 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     """Release a job's binding; without an attempt, every binding of the job.
 
     With `instances`, only those: the binding shrinks. `kill` says what becomes of processes that
-    are left in the job's cgroup; without it, the configuration does.
+    are left in the job's cgroup; without it, the configuration does. What the configuration does
+    not allow is not done, and does not hinder the release.
     """
 
     job: str
@@ -93,7 +94,8 @@ class LeftOver(Struct, frozen=True, gc=False):
 class Released(Struct, frozen=True, kw_only=True):
     """The answer to Release. `known`: there was such a binding. `recorded`: it is on disk.
 
-    `killing`: what is left in the job's cgroup is being ended.
+    `ports`: those that are held back. `killing`: what is left in the job's cgroup is being ended;
+    `not_killed`: why it is not, though that was asked for.
     """
 
     released: bool
@@ -103,6 +105,8 @@ class Released(Struct, frozen=True, kw_only=True):
     holders: tuple[LeftOver, ...] = ()
     quarantined: tuple[str, ...] = ()
     killing: bool = False
+    ports: tuple[int, ...] = ()
+    not_killed: str = ""
 
 
 class JobRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
