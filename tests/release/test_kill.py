@@ -239,7 +239,7 @@ def test_hooks_and_commands_can_ask_for_it(serving, process, eventually, how):
 def test_hooks_and_commands_release_where_it_may_not_be_and_say_so(
     serving, process, eventually, how
 ):
-    done, worker, site = asked(serving(""), process, how)
+    done, _, site = asked(serving(""), process, how)
     (binding,) = site.bindings().values()
     assert binding["state"] == "quarantined"
     (left,) = (one["pid"] for one in binding["holders"])
