@@ -359,7 +359,7 @@ def _unusable(path: Path, error: OSError) -> BadConfig | Enforcement:
     if error.errno in (errno.EACCES, errno.EPERM):
         return BadConfig(
             f"ledger {path}: {error.strerror}: the agent, as uid {os.geteuid()}, must be able to"
-            " read and write it: give the file back to that user"
+            f" read and write it: give the file back to that user: chown {os.geteuid()} {path}"
         )
     return _cannot(path, "opened", error.strerror or str(error))
 

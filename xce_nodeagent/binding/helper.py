@@ -208,7 +208,7 @@ class Helper:
     `greeted` holds what it answered. `unavailable` is the error when there is no helper to be
     had. `linger` is for how many milliseconds an answer is waited for in place, which is for a
     helper whose operations take less than that. `restarts` counts the helpers that were lost,
-    and `loss` says how the last one was.
+    and `loss` says how the last one was; `missing` says why there is none, "" while there is.
     """
 
     def __init__(
@@ -227,6 +227,7 @@ class Helper:
         self.greeted: tuple[Any, ...] = ()
         self.restarts = 0
         self.loss = ""
+        self.missing = ""
         self._supply = supply
         self._decoder = msgspec.msgpack.Decoder(answers)
         self._greeting = greeting
@@ -308,7 +309,7 @@ class Helper:
             for _ in range(self._generations):
                 line = await self._next()
                 if await self._greet(line):
-                    self._line = line
+                    self._line, self.missing = line, ""
                     # It may be lost over the first of them already; then `_begun` gets the next.
                     while self._backlog and self._line is line:
                         line.ask(self._backlog.popleft())
@@ -318,6 +319,7 @@ class Helper:
                 f" the last one: {self.loss}"
             )
         except AgentError as error:
+            self.missing = error.message
             self._fail(error)
             raise
 

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 MASKED = "masked by "
 """How a fault begins that programs of others are."""
 
+GONE = "its cgroup is gone"
+"""How it is told that a cgroup was removed: the binding is closed when it is looked at next."""
+
 Result = Literal[
     "whole", "repaired", "re-asserted", "masked", "cgroup-vanished", "released", "failed"
 ]
@@ -305,7 +308,9 @@ class Verification:
                     except AgentError as error:
                         wrong[key] = error.message
                     else:
-                        if seen.state in ("gone", "differs"):
+                        if seen.state == "gone":
+                            wrong[key] = f"{GONE}: {seen.fault}"
+                        elif seen.state == "differs":
                             wrong[key] = seen.fault
                         elif seen.state == "stray":
                             wrong[key] = "its mark was changed"

@@ -15,6 +15,7 @@ from xce_nodeagent.cli.session import (
     with_agent,
     with_json,
 )
+from xce_nodeagent.cli.width import folded, room
 from xce_nodeagent.errors import BadRequest, ErrorClass, NotPermitted, NotReady
 from xce_nodeagent.model import name
 
@@ -80,12 +81,12 @@ def doctor(session: Session, *, repair: bool) -> int:
     if session.json:
         session.show_json({"checks": checks})
     else:
-        lines = []
+        lines, width = [], room()
         for check in checks:
-            lines.append(f"{_SIGNS.get(check['state'], check['state'])}{check['name']}: "
-                         f"{check['text']}")  # fmt: skip
+            sign = _SIGNS.get(check["state"], check["state"])
+            lines.append(folded(f"{sign}{check['name']}: {check['text']}", 8, width))
             if check["remedy"]:
-                lines.append(f"          do: {check['remedy']}")
+                lines.append(folded(f"          do: {check['remedy']}", 14, width))
         session.show("\n".join(lines))
     fault = any(check["state"] == "fault" for check in checks)
     return ErrorClass.NODE.exit_status if fault else 0

@@ -16,7 +16,7 @@ import msgspec
 
 from xce_nodeagent.daemon import doctor, roots
 from xce_nodeagent.daemon.account import load, places
-from xce_nodeagent.daemon.app import with_simulation
+from xce_nodeagent.daemon.app import unknown_profile, with_simulation
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import Host, cgroup
@@ -24,7 +24,6 @@ from xce_nodeagent.model.config import AgentConfig, Config
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.wire import Check
 from xce_nodeagent.providers import all_providers
-from xce_nodeagent.providers.simulated import names
 
 UID_WITHOUT_ACCOUNT = 61499
 """The agent's uid where its account is missing; the privileged layer has the number."""
@@ -69,15 +68,20 @@ def checks_without(reason: str, environ: Mapping[str, str]) -> list[dict[str, An
     checks.append(_about_account(config.agent.user, uid))
     checks.append(_folder("runtime", where.runtime, uid, "XCE_NODEAGENT_RUNTIME_DIR"))
     checks.append(_folder("state", where.state, uid, "XCE_NODEAGENT_STATE_DIR"))
+    checks += _files(where.runtime, uid)
+    checks += _files(where.state, uid)
     profile = config.simulate.profile
-    if profile and profile not in names():
-        text = f"profile {profile!r}: there is none; there are {', '.join(names())}"
-        checks.append(Check(name="simulate", state="fault", text=text))
+    wrong = unknown_profile(where.config, profile)
+    if wrong:
+        checks = [one for one in checks if (one.name, one.state) != ("configuration", "ok")]
+        remedy = "repair it, then start"
+        checks.append(Check(name="simulate", state="fault", text=wrong, remedy=remedy))
         simulate = msgspec.structs.replace(config.simulate, profile="")
         config = msgspec.structs.replace(config, simulate=simulate)
     elif profile:
         checks.append(Check(name="simulate", state="note", text=f"profile {profile}"))
-    checks += doctor.discovery(_look(with_simulation(config, "")))
+    found = doctor.discovery(_look(with_simulation(config, "")))
+    checks += [one for one in found if not wrong or one.name != "discovery.simulated"]
     return [msgspec.to_builtins(check) for check in checks]
 
 
@@ -144,3 +148,40 @@ def _folder(name: str, path: Path, uid: int, variable: str) -> Check:
             remedy=f"chown it, or set {variable} to another",
         )
     return Check(name=name, state="ok", text=text)
+
+
+FILES = ("agent.lock", "ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.reserve")
+"""What the agent must be able to read and write in its folders, where it is there."""
+
+
+def _files(folder: Path, uid: int) -> Iterable[Check]:
+    """Judge what is in a folder: the agent must be able to read and write it.
+
+    Who runs an agent as a plain user is its user.
+    """
+    owners = {uid} if os.geteuid() == 0 else {uid, os.geteuid()}
+    for name in FILES:
+        path = folder / name
+        try:
+            found = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            text = f"what is in {folder} cannot be seen: {error.strerror}: ask again as root"
+            yield Check(name=folder.name, state="note", text=text)
+            return
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid not in owners:
+            yield Check(
+                name=name,
+                state="fault",
+                text=f"{path} is of uid {found.st_uid}; expected uid {uid}, the agent's",
+                remedy=f"give it back: chown -R {uid} {folder}",
+            )
+        elif mode & 0o600 != 0o600:
+            yield Check(
+                name=name,
+                state="fault",
+                text=f"{path} has mode {mode:04o}; the agent must read and write it",
+                remedy=f"chmod u+rw {path}",
+            )

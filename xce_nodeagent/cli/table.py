@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from xce_nodeagent.cli.session import run_of
+from xce_nodeagent.cli.width import folded, room
 
 _ENDLESS = 1 << 20  # columns of what is no terminal
 _GAP, _INDENT = "  ", "    "
@@ -259,7 +260,7 @@ def job_detail(binding: dict[str, Any]) -> str:
     lines = []
     for number, (name, text) in enumerate(facts):
         same = number and facts[number - 1][0] == name
-        lines.append(f"{'' if same else name:12} {text}")
+        lines.append(folded(f"{'' if same else name:12} {text}", 13, room()))
     return "\n".join(lines) + "\n"
 
 

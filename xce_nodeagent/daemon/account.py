@@ -106,9 +106,21 @@ def _locked(within: Path, variable: str) -> int:
     try:
         descriptor = _lock_file(path)
     except OSError as error:
+        uid = os.geteuid()
+        try:
+            theirs = bool(os.listdir(within))
+        except FileNotFoundError:
+            theirs = False
+        except OSError:
+            theirs = True
+        remedy = (
+            f"give the files back to that user: chown -R {uid} {within}"
+            if theirs and error.errno in (errno.EACCES, errno.EPERM)
+            else f"set {variable} to one where it can"
+        )
         raise BadConfig(
-            f"{path}: {error.strerror}: the agent, as uid {os.geteuid()}, must get to this folder"
-            f" and write in it; set {variable} to one where it can"
+            f"{path}: {error.strerror}: the agent, as uid {uid}, must get to this folder and read"
+            f" and write in it: {remedy}"
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 
@@ -13,6 +14,7 @@ from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.join import join
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.reconcile import reconcile
+from xce_nodeagent.binding.verification import GONE
 from xce_nodeagent.daemon.connection import Peer
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.errors import BadRequest, NotPermitted, NotReady, UnknownInstance
@@ -113,12 +115,17 @@ class Agent:
 
     def _view(self, binding: Binding, *, env: bool) -> wire.BindingView:
         step = binding.plan.cgroup
+        fault = self._lifecycle.verification.fault(binding)
+        if not fault and step and binding.state == "bound" and not os.path.isdir(step.cgroup.path):
+            fault = (
+                f"{GONE}: the agent closes the binding within five minutes, a repair does so now"
+            )
         return answer.view(
             binding,
             last_seen=self._lifecycle.last_seen.get(binding.key, binding.since),
             populated=host_cgroup.populated(step.cgroup) if step else None,
             env=env,
-            fault=self._lifecycle.verification.fault(binding),
+            fault=fault,
             shared=self._lifecycle.releases.vigil.shared.get(binding.key, ()),
             trouble=self._lifecycle.releases.vigil.trouble,
         )

@@ -48,7 +48,10 @@ def main(*, config: str | None, simulate: str, verbose: bool) -> int:
     are added to the real ones.
     """
     where = places(os.environ, config)
-    settings = with_simulation(load(where), simulate)
+    loaded = load(where)
+    settings = with_simulation(loaded, simulate)
+    if wrong := unknown_profile("" if simulate else where.config, settings.simulate.profile):
+        raise BadConfig(wrong)
     roots.check(settings, cgroup.hierarchies(), where.config)
     _log_to_stderr(verbose)
     return _run(settings, where, simulate)
@@ -65,6 +68,16 @@ def with_simulation(config: Config, profile: str) -> Config:
     return structs.replace(
         config, ports=ports, simulate=structs.replace(config.simulate, profile=profile)
     )
+
+
+def unknown_profile(config: str, profile: str) -> str:
+    """Say that there is no such profile, "" where there is. `config` is the file that names it."""
+    from xce_nodeagent.providers.simulated import names  # noqa: PLC0415  # only where one is named
+
+    if not profile or profile in names():
+        return ""
+    where = f"{config}: [simulate] profile" if config else "--simulate"
+    return f"{where}: {profile!r}: there is no such profile; there are {', '.join(names())}"
 
 
 def _run(config: Config, where: Places, simulate: str) -> int:

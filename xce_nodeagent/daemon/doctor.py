@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from xce_nodeagent.binding.helper import Helper
-from xce_nodeagent.binding.verification import MASKED, Found, Verification
+from xce_nodeagent.binding.verification import GONE, MASKED, Found, Verification
 from xce_nodeagent.binding.vigil import Vigil
 from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import AgentError
+from xce_nodeagent.host.process import name_and_owner
 from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
@@ -18,9 +19,16 @@ from xce_nodeagent.model.wire import Check
 from xce_nodeagent.privileged.ops import Look, Looked, Role, Taken
 
 
-def enforcement(config: Config, taken: Taken | None) -> Check:
-    """Say whether jobs are fenced, and how."""
+def enforcement(config: Config, taken: Taken | None, missing: str = "") -> Check:
+    """Say whether jobs are fenced, and how. `missing` says why there is no binder any more."""
     policy = config.agent.enforcement
+    if missing and taken is not None and policy != "off":
+        return Check(
+            name="enforcement",
+            state="warning",
+            text=f"{policy}; running jobs keep their fences, and no new one can be made without a"
+            " binder: see `helpers`",
+        )
     if policy == "off":
         return Check(
             name="enforcement",
@@ -47,8 +55,18 @@ def enforcement(config: Config, taken: Taken | None) -> Check:
     return Check(name="enforcement", state="ok", text=text)
 
 
-def helpers(restarts: Mapping[Role, int]) -> Check:
-    """Say how often a helper had to be replaced."""
+def helpers(restarts: Mapping[Role, int], missing: Mapping[Role, str]) -> Check:
+    """Say how often a helper had to be replaced, and why there is none of a role."""
+    gone = {role: why for role, why in missing.items() if why}
+    if gone:
+        why = "; ".join(dict.fromkeys(gone.values()))
+        return Check(
+            name="helpers",
+            state="fault",
+            text=f"there is no {' and no '.join(gone)}: {why}",
+            remedy="restart the agent (under systemd xce-nodeagent-helpers first): running jobs"
+            " keep their fences meanwhile",
+        )
     replaced = {role: count for role, count in restarts.items() if count}
     if not replaced:
         return Check(name="helpers", state="ok", text=f"{', '.join(restarts) or 'none'}")
@@ -94,11 +112,15 @@ def discovery(inventory: Inventory | None) -> list[Check]:
 
 
 def bindings(
-    live: Iterable[Binding], verification: Verification, differing: Mapping[Key, str]
+    live: Iterable[Binding],
+    verification: Verification,
+    differing: Mapping[Key, str],
+    missing: str = "",
 ) -> list[Check]:
     """Say which bindings are not as the ledger says, and what is quarantined.
 
-    `differing` is what was found just now, and is not put right yet.
+    `differing` is what was found just now, and is not put right yet. `missing`: there is no binder,
+    so nothing could be found.
     """
     live = list(live)
     checks = []
@@ -110,12 +132,15 @@ def bindings(
                     name=name,
                     state="warning",
                     text=f"{binding.state}: {_left(binding)}",
-                    remedy="end these processes (`release --kill` ends those in the job's cgroup);"
-                    " the instances are freed by themselves then",
+                    remedy=_END if binding.left else "see `helpers`" if missing else _AGAIN,
                 )
             )
+        elif missing:
+            continue
         elif fault := differing.get(binding.key):
-            checks.append(Check(name=name, state="fault", text=fault, remedy=_REPAIR))
+            gone = fault.startswith(GONE)
+            remedy = _CLOSE if gone else _REPAIR
+            checks.append(Check(name=name, state="fault", text=fault, remedy=remedy))
         elif fault := verification.fault(binding):
             # What a program of another's refuses is not known: it may be nothing of the job's.
             masked = fault.startswith(MASKED)
@@ -130,17 +155,33 @@ def bindings(
             )
         elif note := verification.note(binding):
             checks.append(Check(name=name, state="note", text=note))
-    return [*checks, Check(name="bindings", state="ok", text=f"{len(live)} live")]
+    text = f"{len(live)} live"
+    if missing and live:
+        text += "; without a binder they cannot be compared with the kernel: see `helpers`"
+        return [*checks, Check(name="bindings", state="warning", text=text)]
+    return [*checks, Check(name="bindings", state="ok", text=text)]
 
 
 _REPAIR = (
     "`xce-nodeagent doctor --repair` puts it right now; the agent does so by itself within five"
     " minutes"
 )
+_CLOSE = (
+    "nothing: the job can have no process any more, so the agent closes its binding within five"
+    " minutes, and frees what it holds; `xce-nodeagent doctor --repair` does so now"
+)
+_END = (
+    "end these processes (`release --kill` ends those in the job's cgroup); the instances are freed"
+    " by themselves then"
+)
+_AGAIN = "nothing: the agent tries it again by itself"
 
 
-def verification(found: Verification, now: float) -> list[Check]:
-    """Say what verification has done since the start, and what of it all bindings share."""
+def verification(found: Verification, now: float, missing: str = "") -> list[Check]:
+    """Say what verification has done since the start, and what of it all bindings share.
+
+    `missing`: there is no binder; that is no fault of what they share.
+    """
     count = found.count
     text = (
         f"{count.verified} looked at, {count.repaired} put back, {count.reasserted} re-asserted"
@@ -151,7 +192,7 @@ def verification(found: Verification, now: float) -> list[Check]:
         ago = max(0.0, now - count.last)
         text += f"; last round {ago:.0f} s ago, {count.cpu:.3f} s of CPU"
     checks = [Check(name="verification", state="ok", text=text)]
-    if found.home_fault:
+    if found.home_fault and not missing:
         checks.append(
             Check(
                 name="verification.home",
@@ -191,7 +232,11 @@ def repairs(round_: Iterable[Found]) -> list[Check]:
                 checks.append(Check(name=name, state="fault", text=text))
     counts = Counter(found.result for found in round_)
     text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-    return [*checks, Check(name="repair", state="ok", text=text or "no binding to look at")]
+    text = text or "no binding to look at"
+    if counts["failed"]:
+        remedy = "see what the lines above and `helpers` say, then repair again"
+        return [*checks, Check(name="repair", state="fault", text=text, remedy=remedy)]
+    return [*checks, Check(name="repair", state="ok", text=text)]
 
 
 def report(failed: str) -> list[Check]:
@@ -209,9 +254,15 @@ def report(failed: str) -> list[Check]:
 
 
 async def strangers(
-    live: Iterable[Binding], managed: Iterable[Device], witness: Helper
+    live: Iterable[Binding],
+    managed: Iterable[Device],
+    witness: Helper,
+    named: Callable[[int], str] = lambda pid: name_and_owner(pid)[0],
 ) -> list[Check]:
-    """Say who has a managed device open that no job was given: it was opened outside any fence."""
+    """Say who has a managed device open that no job was given: it was opened outside any fence.
+
+    `named` gives a process's name by its pid, "" where there is none any more.
+    """
     granted = {str(rule.device) for binding in live for rule in binding.plan.grants}
     try:
         looked: Looked = await witness.call(Look(devices=tuple(sorted(managed)), queues=True))
@@ -232,8 +283,7 @@ async def strangers(
         text = f"{looked.queued} descriptors lie in sockets' queues: of what, nobody can see"
         checks.append(Check(name="witness.queues", state="note", text=text))
     if looked.hidden:
-        text = f"{looked.hidden} processes cannot be looked into: they may have a device open"
-        checks.append(Check(name="witness", state="note", text=text))
+        checks.append(Check(name="witness", state="note", text=_hidden(looked, named)))
     elif not checks:
         text = "nobody has a device open that no job holds"
         checks.append(Check(name="witness", state="ok", text=text))
@@ -264,6 +314,23 @@ def shared(vigil: Vigil) -> list[Check]:
             )
         )
     return checks
+
+
+UNREAD_NAMED = 5
+"""Processes that are named of those that cannot be looked into."""
+
+
+def _hidden(looked: Looked, named: Callable[[int], str]) -> str:
+    """Say which processes cannot be looked into, and what that means."""
+    one = looked.hidden == 1
+    text = f"{looked.hidden} {'process' if one else 'processes'} cannot be looked into"
+    if first := [f"{named(pid)} (pid {pid})".lstrip() for pid in looked.unread[:UNREAD_NAMED]]:
+        more = looked.hidden - len(first)
+        text += f", {', '.join(first)}{f' and {more} more' if more > 0 else ''}"
+    return (
+        f"{text}: if {'it has' if one else 'one has'} a device open, that is not seen; nothing has"
+        " to be done"
+    )
 
 
 def _left(binding: Binding) -> str:

@@ -23,9 +23,9 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
-from xce_nodeagent.daemon import bookkeeping, doctor
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
+from xce_nodeagent.daemon.examination import Examined, examine
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
@@ -373,22 +373,19 @@ class Daemon:
     # ---- doctor -----------------------------------------------------------------------------
 
     async def _examine(self, repair: bool) -> tuple[Check, ...]:
-        helpers = (self.binder, self.prober, self.witness)
-        book = self.ledger.book
-        verification = self._lifecycle.verification
-        return (
-            *(doctor.repairs(await verification.run(deep=True)) if repair else ()),
-            doctor.enforcement(self._config, self.taken),
-            doctor.helpers({helper.role: helper.restarts for helper in helpers}),
-            *await bookkeeping.checks(self.ledger, time.time(), enforced=self._enforced),
-            *doctor.discovery(self.survey.current),
-            *doctor.bindings(book, verification, await verification.compare()),
-            *doctor.verification(verification, time.time()),
-            *doctor.reloads(self._upkeep.reloads if self._upkeep else None),
-            *doctor.report(self._reporter.failed),
-            *doctor.shared(self._lifecycle.releases.vigil),
-            *await doctor.strangers(book, self._managed or frozenset(), self.witness),
+        it = Examined(
+            config=self._config,
+            enforced=self._enforced,
+            taken=self.taken,
+            helpers=(self.binder, self.prober, self.witness),
+            ledger=self.ledger,
+            lifecycle=self._lifecycle,
+            inventory=self.survey.current,
+            managed=self._managed or frozenset(),
+            reloads=self._upkeep.reloads if self._upkeep else None,
+            reporter=self._reporter,
         )
+        return await examine(it, time.time(), repair=repair)
 
 
 def run(make: Callable[[], Daemon]) -> int:
