@@ -344,3 +344,20 @@ def test_nodes_stay_managed_while_the_library_does_not_answer(tmp_path: Path, st
         ("/dev/nvidia-uvm-tools", True),
         *((f"/dev/nvidia-caps/nvidia-cap{minor}", False) for minor in (1, 2, 3, 4)),
     }
+
+
+def test_the_slices_of_a_card_that_is_lost_stay_managed(tmp_path: Path) -> None:
+    """The others answer, this one tells nothing, and the agent starts anew: jobs run in them."""
+    one = {"uuid": "MIG-1", "name": "X MIG 1g.10gb", "gpu_instance": 1, "compute_instance": 0}
+    well = {"pci_address": "0000:1b:00.0", "uuid": "GPU-a", "minor": 0, "mig_mode": 1, "mig": [one]}
+    lost = {"pci_address": "0000:43:00.0", "lost": "GPU is lost"}
+    kernel(tmp_path)
+    caps = tmp_path / "dev/nvidia-caps"
+    caps.mkdir(parents=True)
+    for minor in (1, 2, 12, 13, 147, 148):
+        (caps / f"nvidia-cap{minor}").touch()
+    found = PROVIDER.discover(host(tmp_path, ("found", "", {"devices": [well, lost]})))
+    (mine,) = (one for one in found.instances if one.type == "mig")
+    assert [node.minor for node in mine.devices] == [0, 12, 13]
+    kept = {c.node.minor for c in found.control if c.node.major == 234 and not c.granted}
+    assert kept == {1, 2, 147, 148}

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from xce_nodeagent.errors import Unhealthy
 from xce_nodeagent.model import environment
-from xce_nodeagent.model.binding import Key
+from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import EnforcementPolicy
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
@@ -77,6 +78,33 @@ class Composer:
         if cgroup is not None:
             more.append(SetEnv("XCE_CGROUP", cgroup.cgroup.path))
         return part.placed(cgroup, *more)
+
+    def whole(self, binding: Binding, inventory: Inventory) -> Binding:
+        """Give a binding with its environment, composed anew where its record had no room for it.
+
+        Raise Unhealthy where that cannot be: a job must not get an environment that is not its own.
+        """
+        if binding.plan.environment:
+            return binding
+        lost = f"the environment of job {binding.job!r} was lost with the ledger"
+        if binding.doubtful:
+            raise Unhealthy(f"{lost}: {binding.reason}; release the job", job=binding.job)
+        order = [one for one in inventory.instances if one.id in binding.instances]
+        if missing := set(binding.instances) - {one.id for one in order}:
+            raise Unhealthy(
+                f"{lost}, and can't be composed anew while the inventory is without"
+                f" {', '.join(sorted(missing))}: wait until it is back, or release the job",
+                job=binding.job,
+            )
+        old = binding.plan
+        plan = self.compose(binding.key, order, old.ports, old.cgroup, inventory)
+        if set(plan.grants) != set(old.grants):
+            raise Unhealthy(
+                f"{lost}, and can't be composed anew, because what it holds has other device nodes"
+                " now: release the job",
+                job=binding.job,
+            )
+        return structs.replace(binding, plan=plan)
 
     def _compose(
         self, instances: Sequence[Instance], ports: Sequence[HoldPort], inventory: Inventory

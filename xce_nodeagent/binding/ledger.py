@@ -75,7 +75,7 @@ class Ledger:
         self.boot = boot
         self.written = 0
         self.on_write: Callable[[], None] = lambda: None
-        self.doubted = False
+        self.doubted, self.unseen = False, ""
         self.rebuilt: Rebuilt | None = None
         self._clock = clock
         self._uptime = uptime or clock
@@ -148,11 +148,8 @@ class Ledger:
         log.error("ledger %s is damaged: %s", self.path, why)
         self._store.leave()
         rows = self._salvage()
-        log.error(
-            "ledger %s: %d events could be read; the rest is asked of the kernel",
-            self.path,
-            len(rows),
-        )
+        told = "ledger %s: %d events could be read; the rest is asked of the kernel"
+        log.error(told, self.path, len(rows))
         self.doubted = True
         self.rebuilt = Rebuilt(at=self._clock(), why=why, aside="", rows=len(rows))
         written = [Written(row.time, row.boot, row.up, row.body) for row in rows]
@@ -182,14 +179,17 @@ class Ledger:
         self._fold = self._begin(boots_of(found).items())
         return self._fold.replay_what_can(found)
 
-    def confirm(self, kernel: str) -> None:
-        """Take the book for true again: the kernel was asked, with this result for people."""
+    def confirm(self, kernel: str, unseen: str = "") -> None:
+        """Take the book for true again: the kernel was asked, with this result for people.
+
+        Where it was not asked to the end, `unseen` says why: the doubt stays, over a restart, too.
+        """
         if self.rebuilt is None or not self.doubted:
             why = "it did not have what the kernel has: it was lost, or put back from an old copy"
             self.rebuilt = Rebuilt(at=self._clock(), why=why, aside="", rows=0)
         self.rebuilt = msgspec.structs.replace(self.rebuilt, kernel=kernel)
-        self.doubted = False
-        self._keep(doubted="", rebuilt=_encode(self.rebuilt).decode())
+        self.doubted, self.unseen = bool(unseen), unseen
+        self._keep(doubted="1" if unseen else "", rebuilt=_encode(self.rebuilt).decode())
 
     def _keep(self, **notes: str) -> None:
         """Keep notes: now, or with what is written next."""

@@ -20,7 +20,7 @@ from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.release import Releases
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.verification import Verification
-from xce_nodeagent.errors import AgentError
+from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import ReleaseConfig
@@ -101,13 +101,15 @@ class Lifecycle:
             found = self._existing(want)
             if found is not None:
                 if await self.verification.still_whole(found):
-                    return answer.prepared(self.book.live[key])
+                    return answer.prepared(self.whole(self.book.live[key]))
                 self._existing(want)
             cgroup = place.named(
                 want, ask.pid, self.site, self._mounted, held=key in self.book.live
             )
             if cgroup is not None:
                 want = want.in_cgroup(cgroup.path)
+            if self.ledger.unseen:
+                raise Enforcement(self.ledger.unseen)
             inventory = self.inventory()
             divisible = planner.wants_ports(inventory, want)
             event = planner.plan(
@@ -141,6 +143,12 @@ class Lifecycle:
         self.releases.vigil.began(binding)
 
     # ---- the other calls --------------------------------------------------------------------
+
+    def whole(self, binding: Binding) -> Binding:
+        """Give a binding with its environment; raise Unhealthy where that is lost."""
+        if binding.plan.environment:  # before the first scan is done there is no inventory
+            return binding
+        return self._composer.whole(binding, self.inventory())
 
     def one(self, job: str, attempt: str | None) -> Binding:
         """Give the live binding that is meant; raise BadRequest if there is none, or several."""

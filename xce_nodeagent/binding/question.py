@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from msgspec import structs
+
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
@@ -63,3 +65,9 @@ def look(inventory: Inventory, held: Sequence[Held], ports: Collection[int]) -> 
             for path, devices in inside
         ),
     )
+
+
+def more(asked: Look, *devices: Iterable[Device]) -> Look:
+    """Ask also for these devices, of which nobody is the owner."""
+    new = {device for some in devices for device in some} - set(asked.devices)
+    return structs.replace(asked, devices=(*asked.devices, *sorted(new)))

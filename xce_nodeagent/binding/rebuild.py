@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from xce_nodeagent.binding import record
+from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
@@ -31,11 +32,20 @@ DOUBTFUL = "its record cannot be read: only what its cgroup is granted is known"
 """The reason of a binding that is in doubt."""
 
 
-async def compare(ledger: Ledger, executor: Executor, home: CgroupRef | None, now: float) -> bool:
+UNSEEN = (
+    "the ledger was lost, or is the first on this host, and cgroups below cgroup_allowed_roots are"
+    " more than are looked into, so somebody may be bound whom nobody knows; no new grants until"
+    " all were looked into: remove the cgroups that nobody uses, then run `xce-nodeagent doctor"
+    " --repair`, or wait five minutes"
+)
+
+
+async def compare(ledger: Ledger, executor: Executor, site: Site, now: float) -> bool:
     """Make the book true before anything is done by it; say whether it was not.
 
-    For the start, before the hardware is looked at: what jobs were granted stays managed. `home`
-    is where the jobs' own cgroups are, `now` the time of day.
+    For the start, before the hardware is looked at: what jobs were granted stays managed. And
+    later, while a ledger is still in doubt because not every cgroup could be looked into. `now` is
+    the time of day.
     """
     if not executor.enforces:
         if ledger.doubted:
@@ -45,25 +55,42 @@ async def compare(ledger: Ledger, executor: Executor, home: CgroupRef | None, no
     marked, whole = await executor.marked(deep=True)
     counts: Counter[str] = Counter()
     for one in marked:
-        if what := _compare(ledger, one, home, now):
+        if what := _compare(ledger, one, site.home, now):
             counts[what] += 1
-    if not ledger.doubted and not counts:
+    known = bool(ledger.hardware()[0])  # else it is the first on this host, or was lost
+    unseen = "" if whole or (known and not ledger.doubted and not counts) else UNSEEN
+    if not unseen and not ledger.doubted and not counts:
         return False
     # It is old, or has holes: what it takes for live may have been released since.
     alive = {_key(one) for one in marked}
     for binding in ledger.book:
         if binding.plan.cgroup is None:
             counts["unchecked, for they have no cgroup"] += 1
-        elif binding.key not in alive:
+        elif binding.key in alive:
+            continue
+        elif binding.state in ("releasing", "quarantined"):
+            counts["to be released, and done so again"] += 1  # whoever is left is looked for then
+        elif not whole:
+            counts["not found yet"] += 1
+        elif not _within(binding.plan.cgroup.cgroup, site):
+            # Nobody looks into it, so it may well be there, with all that it was granted. Whoever
+            # verifies it is told the reason.
+            counts["held, though their cgroups are not below the configured roots any more"] += 1
+        else:
             _note(ledger, Lost(job=binding.job, attempt=binding.attempt, reason="ledger-lost"))
             counts["gone"] += 1
     text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
     text = f"{len(ledger.book.live)} bindings" + (f" ({text})" if text else "")
-    if not whole:
-        text += "; there are more cgroups below cgroup_allowed_roots than were looked into"
     log.warning("the ledger was compared with the kernel: %s", text)
-    ledger.confirm(text)
+    if unseen:
+        log.error("%s", unseen)
+    ledger.confirm(text, unseen)
     return True
+
+
+def _within(cgroup: CgroupRef, site: Site) -> bool:
+    places = [*site.roots, *([site.home.path] if site.home else [])]
+    return any(cgroup.path.startswith(f"{place.rstrip('/')}/") for place in places)
 
 
 def _compare(ledger: Ledger, one: Marked, home: CgroupRef | None, now: float) -> str:
@@ -153,6 +180,8 @@ async def sweep(lifecycle: Lifecycle, executor: Executor, now: float) -> None:
     A doubtful binding that nobody is in is released: nobody can say who would do it.
     """
     ledger, home = lifecycle.ledger, lifecycle.site.home
+    if ledger.doubted and await compare(ledger, executor, lifecycle.site, now):
+        lifecycle.releases.clean_later()
     for one in (await executor.marked(deep=False))[0]:
         key = _key(one)
         if key not in ledger.book.live:

@@ -189,7 +189,8 @@ class Releases:
             if binding is None:
                 return wire.Released(released=True, clean=True)
             quarantined = leftover.quarantined(binding, unbound, ports)
-            if not left and binding.state == "quarantined" and self.vigil.doubt(binding):
+            waits = not left and binding.state == "quarantined"
+            if waits and self.vigil.doubt(binding, insists=bool(patience)):
                 # Nobody is in the cgroup any more; who has the devices is for the witness to say.
                 if patience:
                     await self.vigil.look(patience)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from xce_nodeagent.binding import question
+from xce_nodeagent.binding import absence, question
 from xce_nodeagent.binding.evidence import Evidence, Tenure
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.parts import Parts
@@ -86,6 +86,7 @@ class Vigil:
         self._evidence = Evidence(frozenset(residents))
         self._departed: list[Departed] = []
         self._doubtful: set[Key] = set()
+        self._insisted: dict[Key, frozenset[Device]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._again = False
@@ -121,13 +122,18 @@ class Vigil:
             del self._departed[:-DEPARTED_LIMIT]
             self.later()
 
-    def doubt(self, binding: Binding) -> bool:
+    def doubt(self, binding: Binding, *, insists: bool = False) -> bool:
         """Have it looked for a quarantined binding's devices; False where there are none.
 
-        One whose card is not in the inventory now cannot be looked for, and is not free.
+        One whose card is not in the inventory now is not free: its driver may come back, with
+        whoever has it open. Where somebody `insists`, it is looked who has the devices that were
+        granted, by their numbers, and nobody may.
         """
-        if not self._devices(binding.instances) and not self._absent(binding):
+        absent = absence.missing(binding, self._inventory())
+        if not self._devices(binding.instances) and not absent:
             return False
+        if absent and insists:
+            self._insisted[binding.key] = absence.devices(binding, self._inventory())
         self._doubtful.add(binding.key)
         self.later()
         return True
@@ -181,6 +187,7 @@ class Vigil:
         owners = question.owners(self._book, self._inventory())
         ports = {hold.port for one in departed for hold in one.binding.plan.ports}
         look = question.look(self._inventory(), owners, ports)
+        look = question.more(look, *self._insisted.values())
         if not look.devices and not look.ports:
             return
         try:
@@ -194,7 +201,8 @@ class Vigil:
         self._rest = max(SECONDS, SHARE * looked.cpu)
         took = self._uptime() - at
         self.trouble = f"not everybody was looked at in {took:.0f} seconds" if looked.cut else ""
-        self._judge(looked, departed, {binding.key for binding, _ in owners})
+        asked = {binding.key for binding, _ in owners}
+        self._judge(looked, departed, asked, frozenset(look.devices))
         held_by: dict[str, list[Tenure]] = {}
         for binding, devices in owners:
             for device in devices:
@@ -218,7 +226,13 @@ class Vigil:
         if self._departed or self._doubtful:
             self._again = True
 
-    def _judge(self, looked: Looked, departed: list[Departed], asked: set[Key]) -> None:
+    def _judge(
+        self,
+        looked: Looked,
+        departed: list[Departed],
+        asked: set[Key],
+        devices: frozenset[Device],
+    ) -> None:
         by_device: dict[str, list[Seen]] = {}
         for seen in looked.seen:
             if seen.how != "path":
@@ -228,10 +242,20 @@ class Vigil:
             self._judge_departed(one, by_device, asked)
         for key in list(self._doubtful):
             binding = self._book.live.get(key)
-            if binding is None or binding.state != "quarantined" or self._absent(binding):
+            insisted = self._insisted.get(key, frozenset())
+            if not insisted <= devices:
+                continue  # it came while it was looked: the next look is for it, too
+            self._insisted.pop(key, None)
+            if binding is None or binding.state != "quarantined":
                 self._doubtful.discard(key)
                 continue
             pids = {left.pid for left in binding.left}
+            if absence.missing(binding, self._inventory()):
+                self._doubtful.discard(key)
+                unseen = looked.cut or not pids.isdisjoint(looked.unread)
+                if insisted and not unseen and by_device.keys().isdisjoint(map(str, insisted)):
+                    self._freed(key)
+                continue
             found = self._found(binding.instances, self._tenure(binding), by_device, pids)
             if found:
                 self._doubtful.discard(key)
@@ -338,14 +362,10 @@ class Vigil:
         instances = self._inventory().by_id()
         return [device for i in ids for device in question.nodes(instances.get(i))]
 
-    def _absent(self, binding: Binding) -> bool:
-        """Say whether something with devices is not in the inventory: its driver is not there yet.
-
-        Who has it open still has it when it is back.
-        """
-        divided = {hold.instance for hold in binding.plan.ports}
-        kept = set(binding.instances) - divided
-        return bool(binding.plan.grants) and not kept <= self._inventory().by_id().keys()
+    def absent(self) -> dict[Key, str]:
+        """Give each binding that waits for what is not in the inventory, with what to say of it."""
+        told = {one.key: absence.told(one, self._inventory()) for one in self._book}
+        return {key: text for key, text in told.items() if text}
 
     def _tenure(self, binding: Binding) -> Tenure:
         ago = self._clock() - binding.since  # where an older agent made it; a clock may be stepped

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-from xce_nodeagent.binding import answer
+from xce_nodeagent.binding import absence, answer
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.join import join
 from xce_nodeagent.binding.lifecycle import Lifecycle
@@ -17,7 +17,7 @@ from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.binding.verification import GONE
 from xce_nodeagent.daemon.connection import Peer
 from xce_nodeagent.daemon.survey import Survey
-from xce_nodeagent.errors import BadRequest, NotPermitted, NotReady, UnknownInstance
+from xce_nodeagent.errors import AgentError, BadRequest, NotPermitted, NotReady, UnknownInstance
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.model import wire
 from xce_nodeagent.model.binding import Binding, Drained, Undrained
@@ -71,7 +71,7 @@ class Agent:
 
     async def join(self, peer: Peer, ask: wire.Join) -> wire.Joined:
         """Move a process, without a pid the caller itself, into its job's cgroup."""
-        binding = self._lifecycle.one(ask.job, ask.attempt)
+        binding = self._lifecycle.whole(self._lifecycle.one(ask.job, ask.attempt))
         await join(
             self._executor,
             binding,
@@ -114,6 +114,13 @@ class Agent:
         return wire.OneBinding(binding=self._view(binding, env=env))
 
     def _view(self, binding: Binding, *, env: bool) -> wire.BindingView:
+        lost = ""
+        if env and binding.state in ("committed", "bound"):
+            try:
+                binding = self._lifecycle.whole(binding)
+            except AgentError as error:
+                lost = error.message
+        vigil = self._lifecycle.releases.vigil
         step = binding.plan.cgroup
         fault = self._lifecycle.verification.fault(binding)
         if not fault and step and binding.state == "bound" and not os.path.isdir(step.cgroup.path):
@@ -125,9 +132,9 @@ class Agent:
             last_seen=self._lifecycle.last_seen.get(binding.key, binding.since),
             populated=host_cgroup.populated(step.cgroup) if step else None,
             env=env,
-            fault=fault,
-            shared=self._lifecycle.releases.vigil.shared.get(binding.key, ()),
-            trouble=self._lifecycle.releases.vigil.trouble,
+            fault=fault or lost,
+            shared=vigil.shared.get(binding.key, ()),
+            trouble=absence.told(binding, self.inventory()) or vigil.trouble,
         )
 
     async def drain(self, peer: Peer, ask: wire.Drain) -> None:

@@ -38,6 +38,14 @@ async def ledger(book: Ledger, now: float, *, enforced: bool) -> Check:
             remedy="make space, or the disk writable again: the agent goes on by itself then;"
             " meanwhile jobs run and are released, and nothing is granted",
         )
+    if book.unseen:
+        return Check(
+            name="ledger",
+            state="fault",
+            text=f"{book.unseen} ({text})",
+            remedy="remove cgroups below cgroup_allowed_roots that nobody uses, then `xce-nodeagent"
+            " doctor --repair`; meanwhile jobs run and are released, and nothing is granted",
+        )
     if wrong:
         return Check(
             name="ledger",

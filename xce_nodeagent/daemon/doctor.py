@@ -304,6 +304,15 @@ def shared(vigil: Vigil) -> list[Check]:
         for (job, _), holders in vigil.shared.items()
         for one in holders
     ]
+    checks += [
+        Check(
+            name=f"absent.{job}",
+            state="warning",
+            text=f"job {job} is released, and holds back {text}",
+            remedy=f"xce-nodeagent release --job {job}",
+        )
+        for (job, _), text in vigil.absent().items()
+    ]
     if vigil.trouble:
         checks.append(
             Check(

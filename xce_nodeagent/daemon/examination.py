@@ -10,8 +10,8 @@ from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.daemon import bookkeeping, doctor
-from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.daemon.reporter import Reporter
+from xce_nodeagent.daemon.upkeep import Upkeep
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.rule import Device
@@ -30,7 +30,7 @@ class Examined(Struct, frozen=True, kw_only=True):
     lifecycle: Lifecycle
     inventory: Inventory | None
     managed: frozenset[Device]
-    reloads: Reloads | None
+    upkeep: Upkeep | None
     reporter: Reporter
 
 
@@ -38,8 +38,8 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
     """Look at everything; `repair` puts every fence right before. `now` is the time of day."""
     book, verification = it.ledger.book, it.lifecycle.verification
     repaired: Sequence[Check] = ()
-    if repair:
-        repaired = doctor.repairs(await verification.run(deep=True))
+    if repair and it.upkeep is not None:
+        repaired = doctor.repairs(await it.upkeep.repair())
     # What asks helpers comes first: whether there are any is known then.
     differing = await verification.compare()
     binder, _, witness = it.helpers
@@ -56,7 +56,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         *doctor.discovery(it.inventory),
         *doctor.bindings(book, verification, differing, no_binder),
         *doctor.verification(verification, now, no_binder),
-        *doctor.reloads(it.reloads),
+        *doctor.reloads(it.upkeep.reloads if it.upkeep else None),
         *doctor.report(it.reporter.failed),
         *doctor.shared(it.lifecycle.releases.vigil),
         *(() if witness.missing else strangers),

@@ -238,7 +238,7 @@ class Daemon:
         self._reloads = reload_watch()
         # The witness is for later; but no helper is to be started on a job's path.
         self._spawn(self._start_witness())
-        await self._compare(home)
+        await self._compare(lifecycle.site)
         self.survey.subscribe(lambda found: rebuild.withhold(self.ledger, found))
         await self.survey.refresh()
         counts = await recover(self.ledger, self._executor, lifecycle)
@@ -248,9 +248,9 @@ class Daemon:
         lifecycle.releases.vigil.start()
         return lifecycle
 
-    async def _compare(self, home: CgroupRef | None) -> None:
+    async def _compare(self, site: Site) -> None:
         try:
-            if await rebuild.compare(self.ledger, self._executor, home, time.time()):
+            if await rebuild.compare(self.ledger, self._executor, site, time.time()):
                 self.survey.renew()
         except AgentError as error:
             if self.ledger.doubted:
@@ -382,7 +382,7 @@ class Daemon:
             lifecycle=self._lifecycle,
             inventory=self.survey.current,
             managed=self._managed or frozenset(),
-            reloads=self._upkeep.reloads if self._upkeep else None,
+            upkeep=self._upkeep,
             reporter=self._reporter,
         )
         return await examine(it, time.time(), repair=repair)

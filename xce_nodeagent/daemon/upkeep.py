@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
-from xce_nodeagent.binding.verification import Verification
+from xce_nodeagent.binding.verification import Found, Verification
 from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.host.reload import ReloadWatch
@@ -101,11 +101,20 @@ class Upkeep:
             await asyncio.to_thread(self._ledger.look)
             if why := self._ledger.check():  # it is written anew here, if it was not whole
                 log.debug("%s", why)
-            await self._verification.run()
-            try:
-                await self._sweep()
-            except AgentError as error:
-                log.error("the cgroups cannot be compared with the ledger: %s", error.message)
+            await self._round(deep=False)
+
+    async def repair(self) -> list[Found]:
+        """Do at once, and more thoroughly, what is done by the clock; give what was found."""
+        async with self._turn:
+            return await self._round(deep=True)
+
+    async def _round(self, *, deep: bool) -> list[Found]:
+        found = await self._verification.run(deep=deep)
+        try:
+            await self._sweep()
+        except AgentError as error:
+            log.error("the cgroups cannot be compared with the ledger: %s", error.message)
+        return found
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

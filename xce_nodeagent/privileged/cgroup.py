@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from xce_nodeagent.errors import exhausted
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Rule
 from xce_nodeagent.privileged import bpf
@@ -172,8 +173,8 @@ class Cgroup:
                 found.update(below._procs())  # noqa: SLF001  # the same class
             else:
                 whole = True
-        except OSError:
-            if not v2 and not found:
+        except OSError as error:
+            if exhausted(error) or (not v2 and not found):
                 raise
         populated = True if v2 or found else False if whole else None
         return populated, tuple(sorted(found - {0})[:PIDS_LIMIT])

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable
 from typing import Self
 
-from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.errors import Enforcement, exhausted
 from xce_nodeagent.model.rule import Device, Rule, normal
 from xce_nodeagent.privileged import attachment, bpf, bpfcall, mask
 from xce_nodeagent.privileged.attachment import Programs
@@ -26,6 +26,9 @@ from xce_nodeagent.privileged.ops import Verified
 
 _OK = Verified("ok")
 _YES = struct.pack("=I", 1)  # the value of a managed device: there are no others
+
+_MANAGED = (bpf.MANAGED_NAME, bpfcall.HASH, bpf.KEY_SIZE)
+_GRANTS = (bpf.GRANTS_NAME, bpfcall.CGROUP_STORAGE, bpf.CGROUP_KEY_SIZE)
 
 VALUES_LIMIT = 512
 """Encoded sets of grants that are kept: encoding 26 rules takes as long as making the cgroup."""
@@ -114,6 +117,8 @@ class SharedFence:
                 except OSError as error:
                     if error.errno == errno.EPERM:
                         raise attachment.refused(home, error) from error
+                    if exhausted(error):
+                        raise  # another binder has the room, and then the fence its anchor
                     return (
                         f"no anchor ({error.strerror}): after a restart the fence is found again"
                         " through its jobs only"
@@ -295,24 +300,26 @@ def _recover(home: Cgroup | None, known: Iterable[Cgroup]) -> tuple[int, int] | 
 def _maps(info: ProgramInfo) -> tuple[int, int] | None:
     """Open a program's two maps; None unless both are what we would make."""
     managed = grants = -1
-    for map_id in info.map_ids:
-        try:
-            fd = bpfcall.map_open(map_id)
-        except FileNotFoundError:
-            continue
-        found = bpfcall.map_info(fd)
-        shape = (found.name, found.type, found.key_size)
-        if shape == (bpf.MANAGED_NAME, bpfcall.HASH, bpf.KEY_SIZE) and managed < 0:
-            managed = fd
-        elif shape == (bpf.GRANTS_NAME, bpfcall.CGROUP_STORAGE, bpf.CGROUP_KEY_SIZE) and grants < 0:
-            grants = fd
-        else:
-            os.close(fd)
-    if managed >= 0 and grants >= 0:
-        return managed, grants
-    for fd in (managed, grants):
-        if fd >= 0:
-            os.close(fd)
+    with contextlib.ExitStack() as kept:
+        for map_id in info.map_ids:
+            with contextlib.ExitStack() as this:
+                try:
+                    fd = bpfcall.map_open(map_id)
+                except FileNotFoundError:
+                    continue
+                this.callback(os.close, fd)
+                found = bpfcall.map_info(fd)
+                shape = (found.name, found.type, found.key_size)
+                if shape == _MANAGED and managed < 0:
+                    managed = fd
+                elif shape == _GRANTS and grants < 0:
+                    grants = fd
+                else:
+                    continue
+                kept.push(this.pop_all())
+        if managed >= 0 and grants >= 0:
+            kept.pop_all()
+            return managed, grants
     return None
 
 
@@ -322,13 +329,16 @@ def take(
     """Find out by loading what this kernel takes, and take over what an earlier binder left.
 
     `shared=False` goes without the shared program, as on a kernel that refuses it. Raises OSError
-    when the kernel takes neither, Enforcement when the home does not tolerate a program.
+    when the kernel takes neither or there is no room to find out, Enforcement when the home does
+    not tolerate a program.
     """
     if not shared:
         return JobFence("the shared program is switched off")
     try:
         return SharedFence.take(home, known)
     except OSError as error:
+        if exhausted(error):
+            raise  # this is no word on what the kernel takes
         why = f"the kernel refuses the shared program: {error.strerror}"
         if error.errno == errno.EPERM:
             why += " (before Linux 5.11 it counts as locked memory: set LimitMEMLOCK=infinity)"

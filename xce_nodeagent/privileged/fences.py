@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.errors import AgentError, Enforcement, exhausted
 from xce_nodeagent.host.cgroup import hierarchies
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Device
@@ -44,6 +44,8 @@ class Fences:
             try:
                 fence = fence2.take(home, bound("cgroup2"), shared=self._shared)
             except (AgentError, OSError) as error:
+                if exhausted(error) or exhausted(error.__cause__):
+                    raise
                 why = error.message if isinstance(error, AgentError) else error.strerror
                 self._lacking["cgroup2"] = why or str(error)
             else:

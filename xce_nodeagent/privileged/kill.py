@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from xce_nodeagent.errors import NotPermitted
+from xce_nodeagent.errors import NotPermitted, exhausted
 from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.privileged import pidfd
 from xce_nodeagent.privileged.cgroup import WALK_LIMIT, Cgroup
@@ -139,8 +139,10 @@ class Around:
                 continue
             try:
                 descriptor = os.pidfd_open(pid)
-            except OSError:  # it has ended, or is a thread
-                continue
+            except OSError as error:
+                if exhausted(error):
+                    raise
+                continue  # it has ended, or is a thread
             try:
                 if not self._is_in(pid):
                     continue
@@ -164,7 +166,9 @@ class Around:
     def _is_in(self, pid: int) -> bool:
         try:
             text = (self._proc / str(pid) / "cgroup").read_text("utf-8", "replace")
-        except OSError:
+        except OSError as error:
+            if exhausted(error):
+                raise
             return False  # it has ended
         return any(
             ref.backend == self._cgroup.ref.backend and (ref.path + "/").startswith(self._inside)
@@ -185,6 +189,8 @@ def _procs(cgroup: Cgroup) -> list[int]:
 def _children(pid: int, proc: Path) -> list[int]:
     try:
         text = (proc / str(pid) / "task" / str(pid) / "children").read_text("ascii")
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN: each is looked at by itself
-        return []
+    except OSError as error:
+        if exhausted(error):
+            raise
+        return []  # a kernel without CONFIG_PROC_CHILDREN: each is looked at by itself
     return [int(child) for child in text.split()]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from xce_nodeagent.errors import exhausted
+
 NAMESPACES_LIMIT = 64
 """Network namespaces that are looked into, beside our own: each costs four files."""
 
@@ -55,8 +57,10 @@ class Listeners:
         for table, state in _TABLES:
             try:
                 lines = Path(folder, table).read_text("utf-8").splitlines()
-            except OSError:  # a kernel without IPv6, or the process has ended
-                continue
+            except OSError as error:
+                if exhausted(error):
+                    raise
+                continue  # a kernel without IPv6, or the process has ended
             for line in lines[1:]:
                 fields = line.split()
                 port = int(fields[1].rpartition(":")[2], 16)
@@ -68,5 +72,7 @@ class Listeners:
 def _link(path: str) -> str:
     try:
         return os.readlink(path)
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise
         return ""

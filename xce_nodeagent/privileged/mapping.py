@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from xce_nodeagent.errors import exhausted
+
 PATIENCE = 1.0
 """Seconds for the map of one process, which takes microseconds."""
 
@@ -60,6 +62,8 @@ class Maps:
             stuck = reader.run(until)
             found |= reader.found.copy()
             hidden |= reader.hidden
+            if reader.want is not None:
+                raise reader.want
             if stuck:
                 self._stuck[rest[reader.place]] = reader.thread
                 hidden.add(rest[reader.place])
@@ -89,6 +93,7 @@ class _Reader:
         self.place = 0
         self.found: dict[int, set[Number]] = {}
         self.hidden: set[int] = set()
+        self.want: OSError | None = None
         self.thread = threading.Thread(target=self._work, daemon=True, name="maps")
 
     def run(self, until: float) -> bool:
@@ -115,7 +120,10 @@ class _Reader:
                 numbers = self._one(pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            except OSError:
+            except OSError as error:
+                if exhausted(error):
+                    self.want = error
+                    return
                 self.hidden.add(pid)
                 continue
             if numbers and not self._left:
@@ -152,7 +160,9 @@ class _Reader:
             return None
         try:
             return self._numbers(os.fsdecode(name))
-        except OSError:
+        except OSError as error:
+            if exhausted(error):
+                raise
             return None
 
 

@@ -16,6 +16,7 @@ import errno
 import os
 from collections.abc import Callable, Collection
 
+from xce_nodeagent.errors import exhausted
 from xce_nodeagent.privileged import bpfcall
 from xce_nodeagent.privileged.attachment import FENCES, Programs
 from xce_nodeagent.privileged.bpfcall import ProgramInfo
@@ -48,7 +49,9 @@ def masks(cgroup: Cgroup, programs: Programs, ours: Ours) -> tuple[Mask, ...]:
         return ()
     try:
         known = os.getxattr(cgroup.fd, OTHERS)
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise
         known = b""
     tags = {known[at : at + _TAG_SIZE] for at in range(0, len(known), _TAG_SIZE)}
     places = _places(cgroup.ref.path, {info.id for info in others})
@@ -79,7 +82,9 @@ def _places(path: str, wanted: Collection[int]) -> dict[int, str]:
     while path != "/" and len(places) < len(wanted):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
+        except OSError as error:
+            if exhausted(error):
+                raise
             break
         try:
             for number in bpfcall.query(fd).ids:

@@ -1,4 +1,17 @@
-"""Moving a process into a cgroup, by its pidfd: the descriptor proves which process is meant."""
+"""Moving a process into a cgroup, by its pidfd: the descriptor proves which process is meant.
+
+The kernel takes a number alone, and a number can pass to another process. What is left of that:
+
+    we        the descriptor's process has this number, and lives      (`check`, and `enter` again)
+    others    it ends, and its parent waits for it: the number is free
+    others    so many forks that the kernel comes round to it again, or nearly every other number
+              is taken: a process Q gets it
+    the kernel  looks the number up, in the middle of our write(2): Q is moved
+    we        the descriptor's process has ended: the Join is refused, and Q is named if it is there
+
+Q is not moved back. By then nobody can tell it from a process that the one behind the descriptor
+left in the job, and to take that out of its cgroup would open the fence; Q only lost something.
+"""
 
 from __future__ import annotations
 
@@ -96,13 +109,16 @@ def _pid(pidfd: int, proc: Path) -> int:
 
 
 def enter(cgroup: Cgroup, pidfd: int, pid: int) -> None:
-    """Move the process, with all its threads, into the cgroup."""
+    """Move the process, with all its threads, into the cgroup.
+
+    The descriptor is asked right before and right after: nothing but the write is in between.
+    """
     try:
-        cgroup.add(pid)
-        # The kernel takes a number, and a number can pass to another process between the check
-        # and the write. Had it passed, the one behind the pidfd would be gone now.
         if _has_ended(pidfd):
             raise _ended(pid)
+        cgroup.add(pid)
+        if _has_ended(pidfd):
+            raise _ended(pid, cgroup.ref.path if pid in cgroup.pids() else "")
     except ProcessLookupError:
         raise _ended(pid) from None
     except OSError as error:
@@ -125,5 +141,13 @@ def _has_ended(pidfd: int) -> bool:
     return bool(look.poll(0))
 
 
-def _ended(pid: int) -> BadRequest:
-    return BadRequest(f"process {pid} has ended", pid=pid)
+def _ended(pid: int, inside: str = "") -> BadRequest:
+    """`inside` is the cgroup in which there is a process of that number all the same."""
+    if not inside:
+        return BadRequest(f"process {pid} has ended", pid=pid)
+    return BadRequest(
+        f"process {pid} has ended, and in cgroup {inside} is one with its number: it is of the job,"
+        " or another that was moved by mistake, which stays there; see whose it is",
+        pid=pid,
+        cgroup=inside,
+    )

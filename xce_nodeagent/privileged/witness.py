@@ -30,6 +30,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.cgroup import hierarchies
 from xce_nodeagent.model import name
 from xce_nodeagent.privileged import ops, syscall
@@ -105,6 +106,8 @@ class Witness:
             try:
                 found, whole = self._held(pid, numbers, listeners.by_inode)
             except OSError as error:
+                if exhausted(error):
+                    raise  # it would say of everybody that nobody can look
                 if error.errno not in _GONE:
                     hidden.add(pid)
                 continue
@@ -145,6 +148,8 @@ class Witness:
                 uid, comm = os.stat(about).st_uid, Path(about, "comm").read_bytes()
                 started = _started(about)
             except OSError as error:
+                if exhausted(error):
+                    raise
                 if error.errno not in _GONE:
                     hidden.add(pid)
                 continue
@@ -209,6 +214,8 @@ class Witness:
             try:
                 mode, inode = self._file.look(number, folder)
             except OSError as error:
+                if exhausted(error):
+                    raise
                 whole = whole and error.errno in _GONE  # it was closed meanwhile
                 continue
             kind = mode >> 12
@@ -234,7 +241,10 @@ class Witness:
         for thread in threads:
             try:
                 place, new = self._place(thread, known)
-            except OSError:  # a kernel without kcmp, or one of them has ended: look at it anyway
+            except OSError as error:
+                if exhausted(error):
+                    raise
+                # A kernel without kcmp, or one of them has ended: look at it anyway.
                 yield f"{self._proc}/{pid}/task/{thread}/fd"
                 known = [one for one in known if os.path.exists(f"{self._proc}/{pid}/task/{one}")]
                 continue
@@ -338,7 +348,9 @@ def _queued(table: str, number: str) -> int:
 def _fdinfo(table: str, number: str, field: str) -> str:
     try:
         text = Path(f"{table}info", number).read_text("utf-8", "replace")
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise  # of a device that is open it would be the last word
         return ""
     lines = (line for line in text.splitlines() if line.startswith(field))
     return next(lines, "").removeprefix(field).strip()
@@ -347,5 +359,7 @@ def _fdinfo(table: str, number: str, field: str) -> str:
 def _link(path: str) -> str:
     try:
         return os.readlink(path)
-    except OSError:
+    except OSError as error:
+        if exhausted(error):
+            raise
         return ""  # it was closed meanwhile

@@ -7,7 +7,7 @@ What NVML does not know comes from the kernel: the numbers of device nodes from 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from xce_nodeagent.host import Host, fact, nvml, pci
@@ -48,7 +48,8 @@ class Nvidia:
             silent = {address for address, device in devices.items() if _lost(device)}
             return Found(
                 instances=instances,
-                control=tuple(nodes.control()),
+                # A card that is lost tells of no slices; jobs may have them.
+                control=(*nodes.control(), *nodes.unknown_slices(instances)),
                 lost=frozenset(
                     one.id
                     for one in instances
@@ -319,12 +320,14 @@ class _Nodes:
                     node = DeviceNode(f"{folder}/{name}", "c", imex, int(number))
                     yield ControlNode(node, granted=False)
 
-    def unknown_slices(self) -> Iterator[ControlNode]:
-        """Give the nodes of all slices that there are, where nobody tells of the slices."""
+    def unknown_slices(self, told: Iterable[Instance] = ()) -> Iterator[ControlNode]:
+        """Give the nodes of all slices that there are and that are none of what is `told`."""
+        known = {node for instance in told for node in instance.devices}
         there = set(self._host.names("/dev/nvidia-caps"))
         for name, minor in self._minors.items():
-            if name.startswith("gpu") and f"nvidia-cap{minor}" in there:
-                yield ControlNode(self._capability(minor), granted=False)
+            node = self._capability(minor)
+            if name.startswith("gpu") and f"nvidia-cap{minor}" in there and node not in known:
+                yield ControlNode(node, granted=False)
 
     def _capability(self, minor: int) -> DeviceNode:
         major = self._majors.get("nvidia-caps", 0)
