@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from xce_nodeagent.errors import BadRequest
 from xce_nodeagent.model.rule import READ_WRITE
+from xce_nodeagent.privileged import pidfd as pidfd_module
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.ops import Done, Failed, Join, Manage, Take
 
@@ -156,3 +158,46 @@ def test_join_of_another_helper_is_refused(prisoner):
         f"process {prisoner.pid} is a helper of the agent, which no job may have:"
         " name a process of the job\n"
     )
+
+
+def ended():
+    """Give a descriptor of a process that was waited for: its number is free."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    fd = os.pidfd_open(child.pid)
+    child.wait(30)
+    return fd
+
+
+def test_who_has_the_number_of_one_that_ended_is_not_moved(world, nodes, prisoner):
+    world.start(*nodes)
+    world.bind(world.job())
+    fd = ended()
+    try:
+        with (
+            world.binder._roots.open(world.job()) as cgroup,
+            pytest.raises(BadRequest, match="has ended"),
+        ):
+            pidfd_module.enter(cgroup, fd, prisoner.pid)
+    finally:
+        os.close(fd)
+    assert inside(world.job()) == []
+
+
+def test_who_got_the_number_while_it_was_written_is_named_and_stays(
+    world, nodes, prisoner, monkeypatch
+):
+    world.start(*nodes)
+    world.bind(world.job())
+    fd = ended()
+    answers = iter([False, True])
+    monkeypatch.setattr(pidfd_module, "_has_ended", lambda _: next(answers))
+    try:
+        with (
+            world.binder._roots.open(world.job()) as cgroup,
+            pytest.raises(BadRequest, match="one with its number"),
+        ):
+            pidfd_module.enter(cgroup, fd, prisoner.pid)
+    finally:
+        os.close(fd)
+    assert inside(world.job()) == [str(prisoner.pid)]
+    prisoner.join(str(world.base))
