@@ -62,7 +62,7 @@ class Asking:
         add: bool = False,
     ) -> Wish:
         """Wish for a binding, or for more of one."""
-        parameters: dict[str, Any] = {"job": key[0], "attempt": key[1]}
+        parameters: dict[str, Any] = named(key)
         if instances:
             parameters["instances"] = sorted(instances)
         if ports:
@@ -81,14 +81,17 @@ class Asking:
         after = frozenset(self._model.asked(key, wanted, add=add))
         return Wish("Prepare", parameters, key, before, after)
 
-    def release(self, key: Key) -> Wish:
+    def release(self, key: Key, **more: str) -> Wish:
         """Wish for a binding's end; what is in its cgroup then keeps it in quarantine."""
         before = frozenset(self._model.of(key))
         after: set[Fact] = {None}
-        if key in self._node.prison:
+        if self._node.prison.is_outside(key):
+            # It listens still: what it held is free, but for its ports.
+            quarantined = {"instances": frozenset(), "quarantined": True, "gone": True}
+            after = {fact._replace(**quarantined) if fact else None for fact in before}
+        elif key in self._node.prison:
             after |= {fact._replace(quarantined=True) for fact in before if fact}
-        parameters = {"job": key[0], "attempt": key[1]}
-        return Wish("Release", parameters, key, before, frozenset(after))
+        return Wish("Release", named(key) | more, key, before, frozenset(after))
 
     def ask(self, wishes: list[Wish], blow: Blow | None, *, settle: bool = True) -> list[Call]:
         """Ask, and take in what is so then; with a blow, compare with the kernel after it."""
@@ -129,10 +132,17 @@ class Asking:
             if held is not None:
                 node.prison.allow(wish.key, held.instances)
                 if wish.method == "Prepare" and self._dice.chance.random() < 0.8:
-                    node.prison.lock_up(wish.key, held)
+                    self.lock_up(wish.key, held)
             elif self._model.of(wish.key) == {None}:
                 node.prison.free(wish.key)
         return calls
+
+    def lock_up(self, key: Key, held: Held) -> None:
+        """Start a process of a job, of one kind or another."""
+        ports = sorted(held.ports or ())
+        port = ports[0] if ports and self._dice.chance.random() < 0.5 else 0
+        stubborn = self._dice.chance.random() < 0.5
+        self._node.prison.lock_up(key, held, stubborn=stubborn, port=port)
 
     def after(self, blow: Blow | None) -> None:
         """Start again what a blow has ended, and compare with the kernel."""
@@ -159,7 +169,7 @@ class Asking:
         if call.state != "answered":
             model.put(key, set(wish.before | wish.after))
             if wish.whole:
-                self._over(key)
+                self.over(key)
             return []
         if not wish.whole:
             model.put(key, set(wish.after))
@@ -169,15 +179,23 @@ class Asking:
         if not call.answer["known"] and bound and blow is None:
             found.append(f"{key}: was bound, and its release says that it was not")
         if call.answer["clean"]:
+            if None not in wish.after:
+                found.append(f"{key}: is clean, and its process still listens")
             model.put(key, {None})
         else:
-            model.put(key, {fact for fact in wish.after if fact} | {None})
-        if call.answer["known"]:
+            model.put(key, {fact for fact in wish.after if fact} | ({None} & wish.after))
+        if call.answer["known"] and key[1]:
             model.dead.add(key)
-        self._over(key)
+        self.over(key)
         return found
 
-    def _over(self, key: Key) -> None:
+    def over(self, key: Key) -> None:
+        """Take an attempt for over: what it asked for may come once more, late."""
         parameters = self.asked.pop(key, None)
-        if parameters and "cgroup" not in parameters:
+        if parameters and key[1] and "cgroup" not in parameters:
             self.late.append((key, parameters))
+
+
+def named(key: Key) -> dict[str, Any]:
+    """Name a run of a job in a message; one whose caller gave no attempt has none."""
+    return {"job": key[0], "attempt": key[1]} if key[1] else {"job": key[0]}

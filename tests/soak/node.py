@@ -48,6 +48,7 @@ class Node:
         self.other.mkdir()
         self.services.open(
             f'[agent]\ncgroup_root = "{self.home}"\ncgroup_allowed_roots = ["{self.other}"]\n'
+            f'[release]\nkill = "on-request"\nkill_grace_seconds = {self._kind.grace}\n'
             f'[ports]\nrange = "{PORTS[0]}-{PORTS[1]}"\n'
             f'[simulate]\ndevice_directory = "{self._devices}"\n'
         )
@@ -101,9 +102,10 @@ class Node:
         """What a power cut leaves: the disk. No process, no cgroup, no /run, no node in /dev."""
         self.story.note("reboot")
         self.tally.reboots += 1
-        for key in self.prison.inside():
+        for key in self.prison.whose():
             self.prison.free(key)
         self.services.kill()
+        self.prison.end_doomed()
         for path in (self.home, self.other):
             remove_cgroup(path)
         self.other.mkdir()
@@ -183,15 +185,15 @@ class Node:
                 f"{key} is {view.state} for ever"
                 for key, view in listed.items()
                 if view.state in ("releasing", "committed")
-                or (view.state == "quarantined" and key not in self.prison)
-            ]
+                or (view.state == "quarantined" and not self.prison.keeps(key))
+            ] + self.prison.doomed()
 
         self.story.until_right(unsettled)
         self.story.fail_with(self.model.settle(listed))
         for key, facts in list(self.model.facts.items()):
             for fact in filter(None, facts):
                 self.prison.allow(key, frozenset() if fact.quarantined else fact.instances)
-        for key in self.prison.inside():
+        for key in self.prison.whose():
             if self.model.of(key) == {None}:
                 self.prison.free(key)
         self.story.until_right(
@@ -214,6 +216,7 @@ class Node:
             anchors=len(anchors) if shared else None,
             managed=managed,
             stored=stored,
+            sockets=self.prison.sockets(),
             nodes=kernel.nodes(self._devices),
             opened=self.prison.look(),
         )

@@ -67,10 +67,76 @@ def marks_are_left_out() -> None:
     _swap("xce_nodeagent.privileged.cgroup", "Cgroup.set_label", lambda *_: None)
 
 
+def a_quarantine_is_looked_at_once() -> None:
+    """What was not clean when it was released is never looked at again."""
+    _swap("xce_nodeagent.binding.cleaning", "Cleaning.later", lambda _: None)
+
+
+def a_listener_is_not_looked_for() -> None:
+    """A job is clean when its cgroup is empty, whoever listens on its ports."""
+    _swap("xce_nodeagent.binding.leftover", "listening", lambda *_: [])
+
+
+def a_kill_hits_whoever_is_there() -> None:
+    """What is to be ended is the cgroup of that name, whichever run of the job it is."""
+
+    def answer(request: Any, roots: Any, proc: Any, *, agent: int, allowed: bool) -> Any:
+        try:
+            cgroup = roots.open(request.cgroup)
+        except FileNotFoundError:
+            return plain(request, roots, proc, agent=agent, allowed=allowed)
+        with cgroup:
+            return kill.end(cgroup, request.signal, proc, agent=agent)
+
+    kill = importlib.import_module("xce_nodeagent.privileged.kill")
+    plain = _swap("xce_nodeagent.privileged.kill", "answer", answer)
+    _swap("xce_nodeagent.binding.release", "Releases._waits", lambda *_: True)
+
+
+def a_kill_is_forgotten() -> None:
+    """Who does not end by SIGTERM is let live."""
+
+    async def kill(*_: Any) -> None:
+        return
+
+    _swap("xce_nodeagent.binding.killing", "Killing._kill", kill)
+
+
+def who_joins_stays_where_he_is() -> None:
+    """A process is told that it is in the cgroup, and is not."""
+    _swap("xce_nodeagent.privileged.pidfd", "enter", lambda *_: None)
+
+
+def reconcile_releases_nobody() -> None:
+    """A worker's whole truth is heard, and nothing follows."""
+
+    async def undo(*_: Any, **__: Any) -> Any:
+        return wire.Released(released=True, clean=True)
+
+    async def reconcile(lifecycle: Any, ask: Any, now: float) -> Any:
+        before = lifecycle.releases.undo
+        lifecycle.releases.undo = undo
+        try:
+            return await plain(lifecycle, ask, now)
+        finally:
+            lifecycle.releases.undo = before
+
+    wire = importlib.import_module("xce_nodeagent.model.wire")
+    plain = _swap("xce_nodeagent.daemon.agent", "reconcile", reconcile)
+
+
+def a_lost_ledger_is_an_empty_one() -> None:
+    """What cgroups bear is not taken into a ledger that does not know it."""
+    _swap("xce_nodeagent.binding.rebuild", "_compare", lambda *_: "")
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     plant.__name__: plant
     for plant in (
         commits_are_not_written, committed_is_not_carried_out, grants_outlive_the_release,
         a_binder_lets_its_predecessor_live, overlapping_instances_are_free, marks_are_left_out,
+        a_quarantine_is_looked_at_once, a_listener_is_not_looked_for, a_kill_hits_whoever_is_there,
+        a_kill_is_forgotten, who_joins_stays_where_he_is, reconcile_releases_nobody,
+        a_lost_ledger_is_an_empty_one,
     )
 }  # fmt: skip

@@ -23,7 +23,7 @@ from soak.page import Page
 
 
 class Target(NamedTuple):
-    """A function of the product; `of` says where it is come to: prepare, release, start, idle."""
+    """A function of the product; `of` says where: prepare, release, kill, start, look."""
 
     role: str
     name: str
@@ -52,6 +52,7 @@ TARGETS = (
     Target("agent", f"{_AGENT}.helper:_Line.ask", "prepare release start"),
     Target("agent", f"{_AGENT}.helper:_Line._readable", "prepare release start"),
     Target("agent", f"{_AGENT}.supply:Supply._hear", "start"),
+    Target("agent", f"{_AGENT}.executor:Executor.kill", "kill"),
     Target("agent", f"{_AGENT}.recovery:_recover", "start"),
     Target("agent", f"{_AGENT}.rebuild:compare", "start"),
     Target("agent", f"{_AGENT}.verification:Verification.restore", "start"),
@@ -64,6 +65,8 @@ TARGETS = (
     Target("binder", f"{_ROOT}.binder:Binder._unbind", "release"),
     Target("binder", f"{_ROOT}.binder:Binder._verify", "start"),
     Target("binder", f"{_ROOT}.binder:Binder._list", "start"),
+    Target("binder", f"{_ROOT}.kill:answer", "kill"),
+    Target("binder", f"{_ROOT}.kill:end", "kill"),
     Target("binder", f"{_ROOT}.roots:Roots.make", "prepare"),
     Target("binder", f"{_ROOT}.roots:Roots.make_home", "start"),
     Target("binder", f"{_ROOT}.cgroup:Cgroup.set_label", "prepare"),

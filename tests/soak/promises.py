@@ -15,13 +15,17 @@ Key = tuple[str, str]
 
 
 class Held(NamedTuple):
-    """A binding: whole. `ports` is None where the agent was to choose `count` of them."""
+    """A binding: whole. `ports` is None where the agent was to choose `count` of them.
+
+    `gone`: nobody is in its cgroup any more, which is given back; only a port is not free yet.
+    """
 
     instances: frozenset[str]
     ports: frozenset[int] | None
     count: int
     cgroup: str
     quarantined: bool = False
+    gone: bool = False
 
     def is_seen(self, view: View) -> bool:
         """Say whether what the agent lists is this."""
@@ -55,7 +59,10 @@ class Cgroup(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What the kernel has, and what the agent says. None is what this back end does not have."""
+    """What the kernel has, and what the agent says. None is what this back end does not have.
+
+    `sockets` are the cgroups in which open sockets were made: the kernel keeps their stores.
+    """
 
     listed: Mapping[Key, View]
     home: Mapping[str, Cgroup]
@@ -63,6 +70,7 @@ class Snapshot(NamedTuple):
     anchors: int | None
     managed: frozenset[str] | None
     stored: frozenset[int] | None
+    sockets: frozenset[int]
     nodes: Mapping[str, tuple[int, int]]
     opened: Mapping[Key, frozenset[str]]
 
@@ -205,6 +213,13 @@ class Model:
         """Nothing is bound after a reboot. What was drained is drained."""
         self.facts.clear()
 
+    def forgot(self) -> None:
+        """The ledger is lost: what no cgroup bears may be forgotten, and nothing else."""
+        self.dead.clear()
+        for facts in self.facts.values():
+            if any(fact and fact.gone for fact in facts):
+                facts.add(None)
+
 
 def faults(model: Model, seen: Snapshot, hardware: Hardware) -> list[str]:
     """Compare a settled model with the kernel; give every broken promise."""
@@ -232,7 +247,10 @@ def _cgroups(model: Model, seen: Snapshot, hardware: Hardware) -> list[str]:
     found: list[str] = []
     every = {**seen.home, **seen.named}
     wanted = {
-        fact.cgroup: "\n".join(key) for key, facts in model.facts.items() for fact in facts if fact
+        fact.cgroup: "\n".join(key)
+        for key, facts in model.facts.items()
+        for fact in facts
+        if fact and not fact.gone
     }
     found += [f"{path}: is gone" for path in wanted.keys() - every.keys()]
     found += [f"{path}: is left over" for path in seen.home.keys() - wanted.keys()]
@@ -263,8 +281,9 @@ def _cgroups(model: Model, seen: Snapshot, hardware: Hardware) -> list[str]:
             numbers_of = {f"{major}:{minor}" for major, minor in hardware.nodes.values()}
             if seen.managed != numbers_of:
                 found.append(f"managed devices differ: {_short(seen.managed ^ numbers_of)}")
-        if seen.stored is not None and seen.stored - numbers:
-            found.append(f"grants are left for cgroups that are gone: {seen.stored - numbers}")
+        left = (seen.stored or frozenset()) - numbers - seen.sockets
+        if left:
+            found.append(f"grants are left for cgroups that are gone: {left}")
     return found
 
 
@@ -276,7 +295,7 @@ def _twice(hardware: Hardware, key: Key, held: Held, other: Key, theirs: Held) -
     found = [f"{key} and {other} both hold {_short(both)}"] if both else []
     if ports:
         found.append(f"{key} and {other} both hold the ports {sorted(ports)}")
-    if held.cgroup and held.cgroup == theirs.cgroup:
+    if held.cgroup and held.cgroup == theirs.cgroup and not (held.gone or theirs.gone):
         found.append(f"{key} and {other} are both in {held.cgroup}")
     return found
 

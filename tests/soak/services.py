@@ -22,17 +22,19 @@ class Kind:
     """The kind of a node.
 
     `backend` is cgroup2 or cgroup1; `shape` is systemd (the helpers outlive the agent) or hand
-    (they come with it, and end with it); `per_job` is a kernel that refuses the shared program.
+    (they come with it, and end with it); `per_job` is a kernel that refuses the shared program;
+    `grace` is in seconds, between SIGTERM and SIGKILL.
     """
 
     backend: str
     shape: str
     profile: str = "dgx-a100-mig"
     per_job: bool = False
+    grace: int = 0
 
     def __str__(self) -> str:
         more = ", a program per job" if self.per_job else ""
-        return f"{self.backend}, shape {self.shape}, {self.profile}{more}"
+        return f"{self.backend}, shape {self.shape}, {self.profile}{more}, grace {self.grace} s"
 
 
 class Services:
@@ -120,6 +122,17 @@ class Services:
         if not serving:
             self._expect_killed("agent", self._agent, blow)
         return serving
+
+    @property
+    def ledger(self) -> Path:
+        """Where the ledger is."""
+        return self._folder / "state" / "ledger.db"
+
+    def down(self) -> None:
+        """Kill the agent, and let it be down."""
+        assert self._agent is not None
+        self._agent.signal(signal.SIGKILL)
+        self._agent.ended(PATIENCE)
 
     def restart(self, blow: Blow | None) -> None:
         """Start the agent that was killed, while a blow falls; and again, if that hit it."""

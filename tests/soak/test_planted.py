@@ -19,9 +19,16 @@ STEPS = {
     "commits_are_not_written": ("prepare", "release", "restart", "late"),
     "committed_is_not_carried_out": ("prepare", "restart"),
     "grants_outlive_the_release": ("prepare", "release", "check"),
-    "a_binder_lets_its_predecessor_live": ("stale",),
+    "a_binder_lets_its_predecessor_live": ("stale", "release", "release"),
     "overlapping_instances_are_free": ("prepare",),
     "marks_are_left_out": ("prepare", "check"),
+    "a_quarantine_is_looked_at_once": ("prepare", "keep", "die"),
+    "a_listener_is_not_looked_for": ("prepare", "escape"),
+    "a_kill_hits_whoever_is_there": ("requeue", "release"),
+    "a_kill_is_forgotten": ("prepare", "kill"),
+    "who_joins_stays_where_he_is": ("prepare", "join"),
+    "reconcile_releases_nobody": ("prepare", "reconcile"),
+    "a_lost_ledger_is_an_empty_one": ("prepare", "lose"),
 }
 
 OPEN = ("was not given", "without a grant")
@@ -32,6 +39,13 @@ SAID = {
     "a_binder_lets_its_predecessor_live": (*OPEN, "is left over"),
     "overlapping_instances_are_free": ("both hold",),
     "marks_are_left_out": ("its mark is None",),
+    "a_quarantine_is_looked_at_once": ("quarantined for ever", "releasing for ever"),
+    "a_listener_is_not_looked_for": ("still listens",),
+    "a_kill_hits_whoever_is_there": ("its process ended", "should be Held"),
+    "a_kill_is_forgotten": ("is not ended", "quarantined for ever"),
+    "who_joins_stays_where_he_is": ("joined, and is not in",),
+    "reconcile_releases_nobody": ("should be None", "nobody asked for it"),
+    "a_lost_ledger_is_an_empty_one": ("should be Held",),
 }
 """What is said of it: which comes first is chance."""
 
@@ -45,7 +59,7 @@ def _take(walk, steps):
 def test_a_planted_fault_is_found(name):
     chance = random.Random(name)  # noqa: S311  # the same steps each time
     with run.crew(plant=name) as crew:
-        node = Node(crew, Tally(), Kind("cgroup2", "systemd"), patience=1.0)
+        node = Node(crew, Tally(), Kind("cgroup2", "systemd", grace=1), patience=4.0)
         try:
             node.open()
             walk = Walk(node, chance)

@@ -37,6 +37,7 @@ SEEN = Snapshot(
     anchors=1,
     managed=frozenset({"60:0", "60:255"}),
     stored=frozenset({7}),
+    sockets=frozenset(),
     nodes=HARDWARE.nodes,
     opened={JOB: frozenset({"/d/gpu", "/d/nvidiactl"})},
 )

@@ -75,6 +75,15 @@ def test_no_history_breaks_a_promise(backend, shape, crew, told):
         def go_on(self, name, seed):
             self.take(name, seed)
 
+        @rule(
+            seed=SEEDS,
+            name=st.sampled_from(
+                ["keep", "die", "escape", "kill", "requeue", "join", "reconcile", "lose"]
+            ),
+        )
+        def end_otherwise(self, seed, name):
+            self.take(name, seed)
+
         @rule(seed=SEEDS, name=st.sampled_from(["late", "drain", "quiet", "leave", "reboot"]))
         def happen(self, name, seed):
             self.take(name, seed)

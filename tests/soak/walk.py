@@ -13,11 +13,14 @@ import signal
 from collections.abc import Callable
 
 from soak.aim import Aim, Dice
-from soak.asking import Asking, Wish
+from soak.asking import Asking, Wish, named
 from soak.blow import Blow
 from soak.draw import Draw
+from soak.ending import Ending
+from soak.lost import Lost
 from soak.node import Node
 from soak.promises import Held, Key
+from soak.worker import Worker
 
 LIVE = 8
 """Bindings at a time."""
@@ -33,6 +36,8 @@ class Walk:
         self._aim = Aim(self.dice, blows)
         self._draw = Draw(self.dice, node)
         self._asking = Asking(self.dice, node)
+        ending = Ending(self.dice, node, self._aim, self._draw, self._asking)
+        worker = Worker(self.dice, node, self._aim, self._draw, self._asking)
         self.steps: dict[str, tuple[float, Callable[[], None]]] = {
             "prepare": (30, self.prepare),
             "again": (8, self.again),
@@ -49,6 +54,14 @@ class Walk:
             "stale": (2 * blows, self.stale),
             "leave": (2, self.leave),
             "reboot": (1, self.reboot),
+            "keep": (3, ending.keep),
+            "die": (4, ending.die),
+            "escape": (2, ending.escape),
+            "kill": (3, ending.kill),
+            "requeue": (2, ending.requeue),
+            "join": (3, worker.join),
+            "reconcile": (1, worker.reconcile),
+            "lose": (2 * blows, Lost(self.dice, node, self._asking).lose),
             "check": (4, self.node.check),
         }
 
@@ -136,7 +149,7 @@ class Walk:
         held = self._certain(key)
         away = set(self.dice.chance.sample(sorted(held.instances), 1))
         stays = held._replace(instances=held.instances - away)
-        parameters = {"job": key[0], "attempt": key[1], "instances": sorted(away)}
+        parameters = {**named(key), "instances": sorted(away)}
         wish = Wish("Release", parameters, key, frozenset({held}), frozenset({stays}))
         self._asking.asked.pop(key, None)
         self._asking.ask([wish], self._aim.maybe("prepare"))

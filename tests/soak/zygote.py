@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -44,8 +45,11 @@ HURRIED: tuple[tuple[str, str, object], ...] = (
     ("xce_nodeagent.daemon.loop", "BINDER_SECONDS", 0.5),
     ("xce_nodeagent.daemon.vendor", "PATIENCE", 0.5),
     ("xce_nodeagent.binding.cleaning", "SECONDS", 0.05),
+    ("xce_nodeagent.binding.cleaning", "LONGEST", 0.3),
     ("xce_nodeagent.binding.outcome", "FLUSH_SECONDS", 0.05),
     ("xce_nodeagent.binding.vigil", "SECONDS", 0.1),
+    ("xce_nodeagent.binding.vigil", "SHARE", 1.0),
+    ("xce_nodeagent.binding.vigil", "AWAY_SECONDS", 0.2),
     ("xce_nodeagent.binding.supply", "PAUSE", 0.005),
     ("xce_nodeagent.privileged.supervisor", "SETTLED", 0.0),
     # The limit of helpers in a time is against an agent in a loop; here we are the loop.
@@ -58,6 +62,8 @@ LOG_BYTES = 1 << 18
 
 _CLONE_INTO_CGROUP = 0x2_0000_0000
 _CLONE3 = 435
+_CLONE_NEWNET = 0x4000_0000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # netdevice(7)
 _SWEEP_SECONDS = 0.004
 
 
@@ -65,6 +71,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     shared = Page(int(sys.argv[2]))
     own_cgroup, plant = sys.argv[3:5]
+    _own_network()
     for name in _IMPORTED:
         importlib.import_module(name)
     _scan_once()
@@ -83,6 +90,15 @@ def main() -> None:
         control.send(json.dumps(_obey(order, hit, shared)).encode())
     with contextlib.suppress(OSError):
         Path(own_cgroup, "cgroup.kill").write_text("1", "ascii")
+
+
+def _own_network() -> None:
+    """Have a loopback of its own: ports that somebody else listens on are none of ours."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET)")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as some:
+        fcntl.ioctl(some, _SIOCSIFFLAGS, struct.pack("=16sH14x", b"lo", _IFF_UP))
 
 
 def _scan_once() -> None:
@@ -132,7 +148,7 @@ def _obey(order: dict[str, Any], hit: points.Hit, shared: Page) -> dict[str, Any
         case "supervisor":
             return {"pid": _fork(lambda: _supervisor(order, hit), order["log"])}
         case "prisoner":
-            into = order["cgroup"] if order["backend"] == "cgroup2" else ""
+            into = order["cgroup"] if order["inside"] and order["backend"] == "cgroup2" else ""
             return {"pid": _fork(lambda: _prisoner(order, shared), order["log"], into)}
     raise AssertionError(order)
 
@@ -241,9 +257,16 @@ def _supervisor(order: dict[str, Any], hit: points.Hit) -> int:
 
 
 def _prisoner(order: dict[str, Any], shared: Page) -> int:
-    """Try to open every device, again and again; note each one that should have been closed."""
-    if order["backend"] == "cgroup1":
+    """Try to open every device, again and again; note each one that should have been closed.
+
+    With `stubborn` it does not end by SIGTERM; on `ports` it listens.
+    """
+    if order["stubborn"]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if order["inside"] and order["backend"] == "cgroup1":
         Path(order["cgroup"], "cgroup.procs").write_text("0", "ascii")
+    listening = [socket.create_server(("127.0.0.1", port)) for port in order["ports"]]
+    assert len(listening) == len(order["ports"])  # they are open as long as this runs
     paths = order["paths"]
     at = page.prisoner(order["number"])
     words = shared.words
