@@ -1,5 +1,6 @@
 """A running supervisor with its helpers, for the tests of this folder."""
 
+import gc
 import os
 import shutil
 import socket
@@ -19,6 +20,12 @@ from xce_nodeagent.privileged import ops
 
 STAGE = Path(__file__).parent / "stage.py"
 PLAIN = 65534
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """No garbage of the tests before: its descriptors would close while a test counts its own."""
+    gc.collect()
 
 
 class Stage:

@@ -145,10 +145,12 @@ def test_a_zombie_is_nobody(serving, process, eventually, outside):
     assert parent.lives
 
 
-def test_a_frozen_process_is_ended_all_the_same(serving, process, eventually, backend):
-    """It stands for one that hangs in the kernel, as far as v2 lets one: SIGKILL gets it."""
-    if backend == "cgroup1":
-        pytest.skip("the freezer of v1 is a hierarchy of its own, and holds SIGKILL back")
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_frozen_process_is_ended_all_the_same(serving, process, eventually):
+    """It stands for one that hangs in the kernel, as far as v2 lets one: SIGKILL gets it.
+
+    The freezer of v1 is a hierarchy of its own, and holds SIGKILL back: see the next test.
+    """
     site = serving(ON_REQUEST)
     cgroup = site.prepare("1", 0)
     worker = process(cgroup)
@@ -160,12 +162,11 @@ def test_a_frozen_process_is_ended_all_the_same(serving, process, eventually, ba
     eventually(lambda: not site.bindings())
 
 
-def test_one_that_cannot_be_ended_stays_quarantined_and_is_told_of(
-    serving, process, backend, refused
-):
+@pytest.mark.parametrize("backend", ["cgroup1"], indirect=True)
+def test_one_that_cannot_be_ended_stays_quarantined_and_is_told_of(serving, process, refused):
     """Frozen by v1's freezer, which keeps SIGKILL back: as good as hanging in the kernel."""
     freezer = Path("/sys/fs/cgroup/freezer")
-    if backend == "cgroup2" or not (freezer / "cgroup.procs").exists():
+    if not (freezer / "cgroup.procs").exists():
         pytest.skip("needs the freezer of v1")
     site = serving(ON_REQUEST)
     worker = process(site.prepare("1", 0))
