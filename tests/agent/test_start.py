@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf"), pytest.mark.timeout(120)]
@@ -169,3 +170,9 @@ def test_a_signal_to_the_whole_group_and_a_second_one_leave_nothing_behind(agent
     assert agent.process.wait(20) == 0
     assert not agent.home.exists()
     assert not agent.devices.exists()
+
+
+def test_the_witness_yields_to_the_jobs_that_start(agent):
+    everybody = psutil.Process(agent.process.pid).children(recursive=True)
+    assert {p.nice() for p in everybody if p.name() == "xce-witness"} == {10}
+    assert {p.nice() for p in everybody if p.name() == "xce-binder"} == {0}

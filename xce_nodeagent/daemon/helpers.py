@@ -38,6 +38,9 @@ OWN_HOME = "xce-nodeagent"
 LOCK_PATIENCE = 5.0
 """Seconds within which a former binder must have ended after it was killed."""
 
+WITNESS_NICE = 10
+"""By how much the witness yields to others."""
+
 _BINDER = frozenset(
     {
         Capability.SYS_ADMIN,  # programs, maps by their ids, `trusted.` attributes
@@ -186,6 +189,8 @@ def _roles(
         return Prober(nvml.probe, patience=config.agent.library_seconds)
 
     def witness(_: Log) -> Work:
+        # It looks through all of /proc while jobs start and end: they come first.
+        os.nice(WITNESS_NICE)
         return Witness()
 
     # Jobs are of any user.

@@ -279,11 +279,13 @@ class Daemon:
         self._watch()
         self._upkeep = Upkeep(
             self.ledger,
+            lifecycle.outcomes,
             lifecycle.verification,
-            self._config.agent.attempt_memory_seconds,
-            lambda: rebuild.sweep(lifecycle, self._executor, time.time()),
-            self._reloads,
+            memory_seconds=self._config.agent.attempt_memory_seconds,
+            sweep=lambda: rebuild.sweep(lifecycle, self._executor, time.time()),
+            watch=self._reloads,
         )
+        self.survey.subscribe(self._upkeep.write_later)
         if self._unfinished():
             self._rescan_in(RETRY_SECONDS)
         inventory = self._inventory()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from xce_nodeagent.binding.ledger import CHECKPOINT_AFTER, Ledger
+from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.verification import Found, Verification
 from xce_nodeagent.daemon.reloads import Reloads
 from xce_nodeagent.errors import AgentError, Enforcement
@@ -29,7 +30,9 @@ class Upkeep:
     def __init__(
         self,
         ledger: Ledger,
+        outcomes: Outcomes,
         verification: Verification,
+        *,
         memory_seconds: float,
         sweep: Callable[[], Coroutine[Any, Any, None]],
         watch: ReloadWatch | None = None,
@@ -40,6 +43,7 @@ class Upkeep:
         cgroups; it is closed at the end.
         """
         self._ledger = ledger
+        self._outcomes = outcomes
         self._verification = verification
         self._memory = memory_seconds
         self._sweep = sweep
@@ -49,7 +53,7 @@ class Upkeep:
         self._maintaining: asyncio.TimerHandle | None = None
         ledger.on_write = self._maintain_later
         self._verify_later()
-        self._pay_later()
+        self.write_later()
         self.reloads = (
             Reloads(watch, self._verify_all, lambda: verification.count.cpu) if watch else None
         )
@@ -70,17 +74,13 @@ class Upkeep:
         except Enforcement as error:
             log.error("%s", error.message)
 
-    def _pay_later(self) -> None:
-        self._paying = asyncio.get_running_loop().call_later(MAINTAIN_SECONDS, self._pay)
+    def write_later(self, _: object = None) -> None:
+        """See to it that what could not be written when it was told is, though nobody asks.
 
-    def _pay(self) -> None:
-        """Write what could not be written when it was told, though nobody asks for anything."""
+        Only then there is a timer: an idle agent sleeps.
+        """
         if self._ledger.waits:
-            try:
-                self._ledger.flush()
-            except Enforcement as error:
-                log.debug("the ledger cannot be written yet: %s", error.message)
-        self._pay_later()
+            self._outcomes.flush_later()
 
     def _verify_later(self) -> None:
         later = asyncio.get_running_loop().call_later
@@ -114,6 +114,7 @@ class Upkeep:
             await self._sweep()
         except AgentError as error:
             log.error("the cgroups cannot be compared with the ledger: %s", error.message)
+        self.write_later()
         return found
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -125,7 +126,6 @@ class Upkeep:
         """Stop, in the middle of whatever it does."""
         self._ledger.on_write = lambda: None
         self._verifying.cancel()
-        self._paying.cancel()
         if self.reloads is not None:
             self.reloads.close()
         if self._maintaining is not None:
