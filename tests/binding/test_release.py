@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from xce_nodeagent import errors
 from xce_nodeagent.binding import answer
 from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.model import wire
+from xce_nodeagent.model.binding import Adopted
 from xce_nodeagent.model.config import ReleaseConfig
 
 
@@ -171,3 +173,17 @@ def test_a_binding_was_not_seen_before_it_was_made(node):
     assert seen < binding.since
     shown = answer.view(binding, last_seen=seen, populated=None, env=False)
     assert shown.last_seen >= shown.since
+
+
+def test_a_quarantine_that_came_back_does_not_wait_for_the_job_that_has_its_port_now(node):
+    """The ledger lost that it was clean; the kernel knows who was given the port since."""
+    prepare(node, attempt="a", ports=(wire.PortAsk(count=1),))
+    first = node.ledger.book.live["1", "a"]
+    node.cards.listening = {first.plan.ports[0].port}
+    assert not asyncio.run(released(node, attempt="a")).clean
+    later = structs.replace(first, job="3", state="bound")
+    node.ledger.note(Adopted(job="3", attempt="a", binding=later))
+    assert asyncio.run(released(node, attempt="a")).clean
+    assert ("1", "a") not in node.ledger.book.live
+    # The later job's own release is judged by its ports as ever.
+    assert asyncio.run(released(node, "3", attempt="a")).quarantined == ("ports",)
