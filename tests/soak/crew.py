@@ -116,8 +116,13 @@ class Crew:
     def order(self, order: dict[str, Any]) -> dict[str, Any]:
         """Have the zygote do something."""
         assert self._control is not None
-        self._control.send(json.dumps(order).encode())
-        data = self._control.recv(1 << 16)
+        # An interruption waits: in between, this answer would be taken for the next order's.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._control.send(json.dumps(order).encode())
+            data = self._control.recv(1 << 16)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not data:
             raise RuntimeError(f"the zygote has ended: {self.log.read_text('utf-8')[-4000:]}")
         answer: dict[str, Any] = json.loads(data)
