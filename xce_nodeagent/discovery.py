@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, topology
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
+from xce_nodeagent.model.link import Link
 from xce_nodeagent.provider import Divides, Found, Provider
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
     configuration asks for does not exist.
     """
     problems: list[Problem] = []
+    links: list[Link] = []
     instances: dict[str, Instance] = {}
     control: dict[str, tuple[ControlNode, ...]] = {}
     types: dict[str, ResourceType] = {}
@@ -48,6 +50,7 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
             found = _lost_as_before(provider.name, previous, found)
         if found.control:
             control[provider.name] = found.control
+        links += _links(found, previous)
         for instance in found.instances:
             if instance.id in instances:
                 problems.append(_twice(provider.name, instance, instances[instance.id]))
@@ -62,7 +65,7 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
         types=tuple(types[name] for name in sorted(types, key=_type_order)),
         attributes=_attributes(host),
         counters=counters(shown, providers),
-        topology=topology.read(host),
+        topology={**topology.read(host), "links": to_builtins(sorted(links))},
         instances=shown,
         control=control,
         problems=tuple(problems),
@@ -127,6 +130,17 @@ def _lost_as_before(name: str, previous: Inventory | None, found: Found) -> Foun
                 one, healthy=False, reason=lost.reason, drained=False, held_by=None
             )
     return structs.replace(found, instances=tuple(instances.values()))
+
+
+def _links(found: Found, previous: Inventory | None) -> frozenset[Link]:
+    """Give the links as found; those of cards that cannot be asked now stay as they were."""
+    silent = found.lost
+    if found.state in ("error", "not_yet"):
+        silent = frozenset(one.id for one in found.instances)
+    before = convert(previous.topology.get("links", ()), tuple[Link, ...]) if previous else ()
+    return frozenset(found.links).union(
+        link for link in before if not silent.isdisjoint((link.one, link.other))
+    )
 
 
 def _twice(name: str, instance: Instance, first: Instance) -> Problem:

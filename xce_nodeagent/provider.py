@@ -14,6 +14,7 @@ from msgspec import Struct
 from xce_nodeagent.host import Host
 from xce_nodeagent.model.instance import DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode
+from xce_nodeagent.model.link import Link
 from xce_nodeagent.model.plan import Plan
 
 
@@ -28,6 +29,8 @@ class Found(Struct, frozen=True, kw_only=True):
     `lost` are the ids of instances that are there but do not answer (a card that fell off the
     bus). What was known of them, and of the slices of such a card, stays and is unhealthy; where
     not even the id is told, the PCI address says which one it was.
+
+    `links` are those between the cards, for `topology.links` of the inventory.
     """
 
     state: Literal["found", "none", "not_yet", "error"] = "found"
@@ -35,6 +38,7 @@ class Found(Struct, frozen=True, kw_only=True):
     instances: tuple[Instance, ...] = ()
     control: tuple[ControlNode, ...] = ()
     lost: frozenset[str] = frozenset()
+    links: tuple[Link, ...] = ()
 
 
 class PortGrant(Struct, frozen=True):

@@ -33,7 +33,8 @@ class Instance(Struct, frozen=True, kw_only=True):
     `changed` is the N of the generation in which this instance last changed.
     `devices` are the nodes that are this instance's own; control nodes that go with the first
     grant of a provider are in `Inventory.control`. An attribute that the hardware does not
-    answer is absent. `held_by` is None where nobody who knows was asked.
+    answer is absent. `held_by` is None where nobody who knows was asked. `reserved` says why the
+    host keeps it for itself; it is empty where a job may have the instance.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     overlaps: tuple[str, ...] = ()
     healthy: bool = True
     reason: str = ""
+    reserved: str = ""
     drained: bool = False
     changed: int = 0
     attributes: dict[str, AttributeValue] = {}
