@@ -58,14 +58,15 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
             instances[instance.id] = instance
     problems += _make_symmetric(instances)
     shown = tuple(sorted(instances.values(), key=_order))
+    ground = topology.read(host, {one.text("pci_address") for one in shown})
     return Inventory(
         source="local",
         node=host.node(),
         boot_id=host.boot_id(),
         types=tuple(types[name] for name in sorted(types, key=_type_order)),
-        attributes=_attributes(host),
+        attributes=_attributes(host, ground["cpu"]),
         counters=counters(shown, providers),
-        topology={**topology.read(host), "links": to_builtins(sorted(links))},
+        topology={**ground, "links": to_builtins(sorted(links))},
         instances=shown,
         control=control,
         problems=tuple(problems),
@@ -202,10 +203,8 @@ def _order(instance: Instance) -> tuple[Any, ...]:
     )
 
 
-def _attributes(host: Host) -> dict[str, Any]:
+def _attributes(host: Host, cpu: dict[str, Any]) -> dict[str, Any]:
     """Give the facts of the host itself; nothing that changes while it runs."""
-    cpuinfo = host.read("/proc/cpuinfo") or ""
-    model = re.search(r"^(?:model name|cpu)\s*: (.+)$", cpuinfo, re.MULTILINE)
     memory = re.search(r"MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "")
     # A recorded machine is its sys, proc and dev.
     release = host.read("/etc/os-release") or "" if host.live else ""
@@ -214,9 +213,9 @@ def _attributes(host: Host) -> dict[str, Any]:
     found: dict[str, Any] = {
         "hostname": host.read("/proc/sys/kernel/hostname"),
         "kernel": host.read("/proc/sys/kernel/osrelease"),
-        "architecture": host.read("/proc/sys/kernel/arch"),
+        "architecture": cpu.get("arch"),
         "operating_system": system[1] if system else None,
-        "cpu_model": model[1].strip() if model else None,
+        "cpu_model": cpu.get("model_name"),
         "cpus": len(topology.cpu_list(online)) if online else None,
         "memory_bytes": int(memory[1]) << 10 if memory else None,
     }

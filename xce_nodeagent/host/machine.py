@@ -57,8 +57,10 @@ class Host:
         path = os.path.realpath(f"{self._real_root}/{name.lstrip('/')}")
         return path if path.startswith(f"{self._real_root}/") else None
 
-    def read(self, name: str) -> str | None:
+    def read(self, name: str, limit: int = -1) -> str | None:
         """Give the stripped text of a small file; None when it is absent or cannot be read.
+
+        `limit` is for files that the kernel makes longer with each CPU: so many characters will do.
 
         sysfs answers some attributes with an error (`speed` of a link that is down: EINVAL); to
         discovery that is the same as an attribute that is absent. Want of descriptors or memory is
@@ -69,7 +71,7 @@ class Host:
             return None
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read().strip()
+                return file.read(limit).strip()
         except OSError as error:
             if exhausted(error):
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from xce_nodeagent.host import pci
@@ -17,23 +17,81 @@ _PLACED = frozenset({0x02, 0x03, 0x0B, 0x12})
 _INFINIBAND = 0x0C06  # "serial bus controller, InfiniBand", as the cards of QLogic say
 
 
-def read(host: Host) -> dict[str, Any]:
+_SWITCHES = {0x068000: 0x10DE}
+"""Functions that are the far end of links between cards, by class and vendor: NVSwitches."""
+_FIRST_CPU = 4096
+"""Characters of /proc/cpuinfo that are sure to have the first CPU: its flags take up to 1,500."""
+
+
+def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
     """Give the topology as the inventory has it.
 
-    `packages` (id, cpus), `cores` (the CPUs of each core, as a list of CPU lists), `numa_nodes`
-    (id, cpus, distances to the nodes in their order), `memory_nodes` (ids of NUMA
-    nodes without CPUs: the memory of a GPU on POWER9 or Grace, CXL), `pci` (by address: class,
-    root, bridges from the root down, numa_node). What the kernel does not tell is absent.
+    - `cpu`: arch, vendor, family and model, numbers where the kernel has numbers; model_name.
+    - `packages` (id, cpus) and `cores` (the CPUs of each core, as a list of CPU lists).
+    - `numa_nodes`: id, cpus, package, and the distances to all nodes by rising id, those of
+      `memory_nodes` among them.
+    - `memory_nodes`: ids of NUMA nodes without CPUs: the memory of a GPU on POWER9 or Grace, CXL.
+    - `pci`: by address: class, vendor, device, link_speed, link_width (see `pci.facts`), root,
+      bridges from the root down, numa_node. Network, display and processing functions,
+      NVSwitches, and the addresses in `also`.
+    - `bridges`: by address, the same facts of every bridge above those.
+
+    What the kernel does not tell is absent.
     """
     nodes = [_numa_node(host, number) for number in _numbered(host.names(_NODE), "node")]
     packages, cores = _cpus(host)
+    homes = {cpu: package["id"] for package in packages for cpu in cpu_list(package["cpus"])}
+    for node in nodes:
+        cpus = cpu_list(node["cpus"])
+        if cpus and cpus[0] in homes:
+            node["package"] = homes[cpus[0]]
+    functions = _functions(host, also)
+    bridges = sorted({bridge for one in functions.values() for bridge in one["bridges"]})
     return {
+        "cpu": cpu(host),
         "packages": packages,
         "cores": cores,
         "numa_nodes": [node for node in nodes if node["cpus"]],
         "memory_nodes": [node["id"] for node in nodes if not node["cpus"]],
-        "pci": _pci(host),
+        "pci": functions,
+        "bridges": {address: pci.facts(host, address) for address in bridges},
     }
+
+
+def cpu(host: Host) -> dict[str, Any]:
+    """Give what the first CPU says of itself: arch, vendor, family, model, model_name.
+
+    /proc/cpuinfo has other names for these on each architecture; those of x86 come first, then
+    those of ARM (implementer, architecture, part) and POWER (cpu).
+    """
+    text = host.read("/proc/cpuinfo", _FIRST_CPU) or ""
+    lines = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", text, re.MULTILINE)[::-1])
+    told = {
+        "arch": _arch(host, lines),
+        "vendor": lines.get("vendor_id") or lines.get("CPU implementer"),
+        "family": _number(lines.get("cpu family") or lines.get("CPU architecture")),
+        "model": _number(lines.get("model") or lines.get("CPU part")),
+        "model_name": lines.get("model name") or lines.get("cpu"),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _arch(host: Host, lines: dict[str, str]) -> str | None:
+    """Give the architecture; kernels before 6.1, and records, tell it by their CPU alone."""
+    if arch := host.read("/proc/sys/kernel/arch"):
+        return arch
+    if "CPU implementer" in lines:
+        return "aarch64"
+    if lines.get("cpu", "").startswith("POWER"):
+        return "ppc64le"
+    return "x86_64" if "vendor_id" in lines and "cpu family" in lines else None
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return int(text, 0) if text else None
+    except ValueError:
+        return None  # the model of POWER is a name
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
@@ -98,20 +156,25 @@ def _numa_node(host: Host, number: int) -> dict[str, Any]:
     return node
 
 
-def _pci(host: Host) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _functions(host: Host, also: Collection[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for address, code in pci.functions(host).items():
-        if code >> 16 not in _PLACED and code >> 8 != _INFINIBAND:
+        if not (
+            code >> 16 in _PLACED
+            or code >> 8 == _INFINIBAND
+            or address in also
+            or (code in _SWITCHES and pci.identifier(host, address, "vendor") == _SWITCHES[code])
+        ):
             continue
         place = pci.place(host, f"/sys/bus/pci/devices/{address}")
         if place is None:
             continue
-        tree[address] = {
-            "class": f"{code:06x}",
+        found[address] = {
+            **pci.facts(host, address, code),
             "root": place.root,
             "bridges": list(place.bridges),
         }
         node = pci.numa_node(host, address)
         if node is not None:
-            tree[address]["numa_node"] = node
-    return tree
+            found[address]["numa_node"] = node
+    return found
