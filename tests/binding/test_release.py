@@ -187,3 +187,19 @@ def test_a_quarantine_that_came_back_does_not_wait_for_the_job_that_has_its_port
     assert ("1", "a") not in node.ledger.book.live
     # The later job's own release is judged by its ports as ever.
     assert asyncio.run(released(node, "3", attempt="a")).quarantined == ("ports",)
+
+
+def test_of_two_quarantines_of_one_port_the_earlier_ends(node):
+    """As above, and the later job is in quarantine itself: whoever listens is its process."""
+    prepare(node, attempt="a", ports=(wire.PortAsk(count=1),))
+    first = node.ledger.book.live["1", "a"]
+    node.cards.listening = {first.plan.ports[0].port}
+    assert not asyncio.run(released(node, attempt="a")).clean
+    later = structs.replace(first, job="3", state="bound", since=first.since + 1, up=first.up + 1)
+    node.ledger.note(Adopted(job="3", attempt="a", binding=later))
+    assert not asyncio.run(released(node, "3", attempt="a")).clean
+    assert asyncio.run(released(node, attempt="a")).clean
+    assert not asyncio.run(released(node, "3", attempt="a")).clean
+    node.cards.listening = set()
+    assert asyncio.run(released(node, "3", attempt="a")).clean
+    assert not node.ledger.book.live

@@ -8,6 +8,7 @@ from msgspec import structs
 from xce_nodeagent import errors
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.model import wire
+from xce_nodeagent.model.binding import Adopted
 from xce_nodeagent.privileged.ops import Seen
 
 OLD = 0.0
@@ -222,3 +223,20 @@ def test_a_look_that_was_cut_short_or_could_not_see_the_holder_frees_nothing(
     monkeypatch.setattr(node, "look", answers)
     look(node)
     assert quarantined(node) == {}
+
+
+def test_of_two_quarantines_of_one_card_the_earlier_ends(node):
+    """The ledger lost the end of the first: the second got the card after it was clean."""
+    prepare(node)
+    first = node.ledger.book.live["1", "a"]
+    seen(node)
+    release(node)
+    look(node)
+    later = structs.replace(first, job="3", since=first.since + 9, up=0.0, state="quarantined")
+    node.ledger.note(Adopted(job="3", attempt="a", binding=later))
+    assert set(quarantined(node)) == {"1:a", "3:a"}
+    assert release(node).clean
+    assert set(quarantined(node)) == {"3:a"}
+    assert not release(node, job="3").clean
+    node.seen = ()
+    assert release(node, job="3").clean

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.host import process
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.wire import LeftOver
 from xce_nodeagent.privileged.ops import Unbound
+
+
+def after(binding: Binding, book: Iterable[Binding]) -> list[Binding]:
+    """Give the bindings that may have got what this one had, so that it was clean then.
+
+    A quarantine that ended comes back with a ledger that lost the end of it. Who listens on a
+    port, or has a device open, is then whoever got it later, in quarantine itself or not.
+    """
+    others = (other for other in book if other.key != binding.key)
+    return [b for b in others if b.state != "quarantined" or binding.is_older(b)]
+
+
+def still(binding: Binding, book: Iterable[Binding]) -> list[str]:
+    """Give the instances of a quarantined binding that nobody has got since."""
+    later = {instance for other in after(binding, book) for instance in other.instances}
+    return [instance for instance in binding.instances if instance not in later]
 
 
 def listening(binding: Binding, inventory: Inventory, parts: Parts) -> list[int]:

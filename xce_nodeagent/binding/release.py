@@ -266,10 +266,9 @@ class Releases:
         ports = leftover.listening(binding, self._inventory(), self._parts)
         if not ports:
             return ports
-        # A quarantine that ended, and came back with a ledger that was lost in part, shares them
-        # with a later job: who listens there now is that job.
-        others = [b for b in self._book if b.key != binding.key and b.state != "quarantined"]
-        theirs = {hold.port for other in others for hold in other.plan.ports}
+        theirs = {
+            hold.port for other in leftover.after(binding, self._book) for hold in other.plan.ports
+        }
         return [port for port in ports if port not in theirs]
 
     async def _shrink(self, bindings: list[Binding], instances: tuple[str, ...]) -> wire.Released:

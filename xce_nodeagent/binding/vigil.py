@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from xce_nodeagent.binding import absence, question
+from xce_nodeagent.binding import absence, leftover, question
 from xce_nodeagent.binding.evidence import Evidence, Tenure
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.parts import Parts
@@ -256,7 +256,8 @@ class Vigil:
                 if insisted and not unseen and by_device.keys().isdisjoint(map(str, insisted)):
                     self._freed(key)
                 continue
-            found = self._found(binding.instances, self._tenure(binding), by_device, pids)
+            still = leftover.still(binding, self._book)
+            found = self._found(still, self._tenure(binding), by_device, pids)
             if found:
                 self._doubtful.discard(key)
                 self._withhold(binding, key, found)

@@ -203,6 +203,12 @@ class Binding(Struct, frozen=True, kw_only=True):
         """What the binding's cgroup bears, so that it is told from any other's."""
         return f"{self.job}\n{self.attempt}"
 
+    def is_older(self, other: Binding) -> bool:
+        """Say whether another was decided later: what both say they hold is the other's."""
+        if self.up and other.up:
+            return self.up < other.up
+        return self.since < other.since
+
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted"):
     """The ledger has lost it, or has an older one; this is what the kernel, or memory, has."""
