@@ -102,7 +102,9 @@ def test_a_thousand_clients_that_never_read_their_answers_cost_no_other_anything
     works(agent)
 
 
-def test_who_knocks_while_the_agent_is_stopped_is_told_or_served_when_it_goes_on(agent):
+def test_who_knocks_while_the_agent_is_stopped_is_told_or_served_when_it_goes_on(
+    agent, refused, until
+):
     knocked, waiting = [], []
     agent.process.send_signal(signal.SIGSTOP)
     try:
@@ -133,4 +135,12 @@ def test_who_knocks_while_the_agent_is_stopped_is_told_or_served_when_it_goes_on
         assert "error" not in answer or answer["parameters"]["code"] == "not_ready"
     for one in knocked:
         one.close()
+
+    def there_is_room():
+        try:
+            return agent.call("ListBindings")
+        except refused:
+            return None
+
+    until(there_is_room, "that those who left are counted no more")
     works(agent)
