@@ -78,12 +78,16 @@ class Host:
             return None
 
     def number(self, name: str) -> int | None:
-        """Give the whole number in a small file; None when there is none."""
+        """Give the whole number in a small file; None when there is none.
+
+        The kernel's have 64 bits at most. What is longer is rubbish, and no JSON could hold it.
+        """
         text = self.read(name)
         try:
-            return int(text, 0) if text is not None else None
+            number = int(text, 0) if text is not None else None
         except ValueError:
             return None
+        return number if number is None or -(1 << 63) <= number < 1 << 64 else None
 
     def names(self, name: str) -> tuple[str, ...]:
         """Give the names in a folder, sorted; nothing when it is absent. Raises as `read` does."""

@@ -112,5 +112,6 @@ def attributes(
     node = numa_node(host, address)
     if node is not None:
         yield "numa_node", node
-    if cpus := host.read(f"/sys/bus/pci/devices/{address}/local_cpulist"):
+    cpus = host.read(f"/sys/bus/pci/devices/{address}/local_cpulist") or ""
+    if re.fullmatch(r"[0-9,-]+", cpus):
         yield "local_cpus", cpus

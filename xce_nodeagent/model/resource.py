@@ -20,12 +20,21 @@ _COMMON = (
 
 _GPU = (
     Attribute("uuid", "string", "the vendor's unique id"),
-    Attribute("index", "int", "place in PCI bus order among the vendor's cards; not an identity"),
+    Attribute("index", "int", "place among the vendor's cards as its library counts; no identity"),
     Attribute("minor", "int", "minor number of its device node; not an identity"),
     Attribute("memory_bytes", "int", "device memory", unit="bytes"),
     Attribute("driver_version", "string", "version of the kernel driver"),
     Attribute("compute_capability", "string", "CUDA compute capability, major.minor"),
     Attribute("nvlink_domain", "string", "instances with one value reach each other by NVLink"),
+    Attribute("serial", "string", "serial number of the board"),
+    Attribute("module_id", "int", "number of the module on its baseboard"),
+    Attribute("multiprocessors", "int", "streaming multiprocessors, or compute units"),
+    Attribute("gfx_target", "string", "AMD's name of the instruction set, such as gfx942"),
+    Attribute("xgmi_hive", "string", "instances with one value reach each other by XGMI"),
+    Attribute("compute_partition", "string", "how the card is divided: SPX, DPX, TPX, QPX, CPX"),
+    Attribute("memory_partition", "string", "how its memory is divided: NPS1, NPS2, NPS4, NPS8"),
+    Attribute("render_minor", "int", "minor number of its DRM render node; not an identity"),
+    Attribute("tiles", "int", "tiles of an Intel card; each is a device to Level Zero"),
 )
 
 _SLICE = (
@@ -64,6 +73,17 @@ NIC = ResourceType(
         Attribute("rail", "int", "number of the rail it belongs to"),
         Attribute("physical_function", "string", "of a virtual function: its physical one"),
         Attribute("default_route", "bool", "true where the host's own default route goes out"),
+    ),
+)
+ACCELERATOR = ResourceType(
+    name="accelerator",
+    unit="card",
+    meaning="a card that computes and is no GPU",
+    attributes=(
+        *_COMMON,
+        Attribute("driver_version", "string", "version of the kernel driver"),
+        Attribute("serial", "string", "serial number of the board"),
+        Attribute("module_id", "int", "number of the module on its baseboard"),
     ),
 )
 PORTS = ResourceType(

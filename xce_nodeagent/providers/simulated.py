@@ -124,7 +124,7 @@ class _Build:
         rows = [row for table in self.profile.get("gpu", ()) for row in _rows(table)]
         for index, row in enumerate(sorted(rows, key=lambda row: str(row["pci_address"]))):
             identity = self._uuid("gpu", index)
-            stem = "renderD" if self.amd else "gpu"  # codespell:ignore
+            stem = "renderD" if self.amd else "gpu"
             yield Instance(
                 id=identity,
                 type="gpu",
