@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from xce_nodeagent.errors import exhausted
+from xce_nodeagent.host.memory import Memory
+from xce_nodeagent.host.tree import Tree
+
+PAGE = 4096
+"""What an attribute of sysfs has at most."""
+
+LIMIT = 1 << 24
+"""Bytes that are read of a file: a recorded machine may have one without an end."""
 
 
 class Host:
@@ -36,7 +45,8 @@ class Host:
     ) -> None:
         self.root = Path(root)
         self.live = self.root == Path("/") if live is None else live
-        self._real_root = os.path.realpath(self.root)
+        self._tree = Tree(str(self.root))
+        self.memory: Memory | None = None
         self.probe = probe
         self.simulate = simulate
         self.device_directory = device_directory
@@ -47,35 +57,42 @@ class Host:
         """Give the path of a file of the machine, such as `/sys/class/net`, below the root."""
         return self.root / name.lstrip("/")
 
-    def _inside(self, name: str) -> str | None:
-        """Give the path to open, every link followed; None where that leads out of the root.
+    def remembering(self, memory: Memory) -> Host:
+        """Give this host as one look sees it: with a memory, so that nothing is read twice."""
+        host = copy.copy(self)
+        host.memory = memory
+        return host
 
-        This machine has no outside, so there the kernel may follow the links: that is cheaper.
-        """
-        if self._real_root == "/":
-            return "/" + name.lstrip("/")
-        path = os.path.realpath(f"{self._real_root}/{name.lstrip('/')}")
-        return path if path.startswith(f"{self._real_root}/") else None
-
-    def read(self, name: str, limit: int = -1) -> str | None:
+    def read(self, name: str, limit: int = LIMIT) -> str | None:
         """Give the stripped text of a small file; None when it is absent or cannot be read.
 
-        `limit` is for files that the kernel makes longer with each CPU: so many characters will do.
+        `limit` is for files that the kernel makes longer with each CPU: so many bytes will do.
 
         sysfs answers some attributes with an error (`speed` of a link that is down: EINVAL); to
         discovery that is the same as an attribute that is absent. Want of descriptors or memory is
         no absence: raise OSError then, or all hardware would seem to have gone.
         """
-        path = self._inside(name)
-        if path is None:
+        if self.memory is None:
+            return self._read(name, limit)
+        return self.memory.text(name, lambda: self._read(name, limit))
+
+    def _read(self, name: str, limit: int) -> str | None:
+        try:
+            fd = self._tree.open(name, os.O_RDONLY)
+        except OSError as error:
+            _absent(error)
             return None
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read(limit).strip()
+            data = part = os.read(fd, PAGE)
+            while part and len(data) < limit:
+                part = os.read(fd, min(limit, 16 * PAGE))
+                data += part
         except OSError as error:
-            if exhausted(error):
-                raise
+            _absent(error)
             return None
+        finally:
+            os.close(fd)
+        return data[:limit].decode("utf-8", "replace").strip()
 
     def number(self, name: str) -> int | None:
         """Give the whole number in a small file; None when there is none.
@@ -91,30 +108,40 @@ class Host:
 
     def names(self, name: str) -> tuple[str, ...]:
         """Give the names in a folder, sorted; nothing when it is absent. Raises as `read` does."""
-        path = self._inside(name)
-        if path is None:
+        if self.memory is None:
+            return self._names(name)
+        return self.memory.listing(name, lambda: self._names(name))
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        try:
+            fd = self._tree.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            _absent(error)
             return ()
         try:
-            return tuple(sorted(os.listdir(path)))
+            return tuple(sorted(os.listdir(fd)))
         except OSError as error:
-            if exhausted(error):
-                raise
+            _absent(error)
             return ()
+        finally:
+            os.close(fd)
 
     def real(self, name: str) -> str | None:
         """Follow a link as sysfs makes them, without leaving the root; None when it is broken.
 
         The result is a path of the machine (it starts with `/`), not of the folder that it was
-        recorded to.
+        recorded to. Raises as `read` does.
         """
-        path = self._inside(name)
-        if path is None:
-            return None
+        if self.memory is None:
+            return self._real(name)
+        return self.memory.link(name, lambda: self._real(name))
+
+    def _real(self, name: str) -> str | None:
         try:
-            resolved = os.path.realpath(path, strict=True)
-        except OSError:
+            return self._tree.where(name)
+        except OSError as error:
+            _absent(error)
             return None
-        return "/" + resolved.removeprefix(self._real_root).lstrip("/")
 
     def boot_id(self) -> str:
         """Give the id of this boot (proc(5), /proc/sys/kernel/random/boot_id)."""
@@ -127,3 +154,9 @@ class Host:
     def node(self) -> str:
         """Give the host's name without its domain."""
         return (self.read("/proc/sys/kernel/hostname") or "unknown").partition(".")[0]
+
+
+def _absent(error: OSError) -> None:
+    """Take an error for an absence; raise it where it tells only of want."""
+    if exhausted(error):
+        raise error

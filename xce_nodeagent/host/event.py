@@ -1,0 +1,26 @@
+"""Events: what is told of a machine that changes, by whoever sees it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Event(Struct, frozen=True):
+    """Something came, went or changed. `name` is the kernel's own of the device.
+
+    `subsystem` is the kernel's as well, or one of `ROUTES` and `LIBRARY`, which are not its.
+    """
+
+    action: str
+    subsystem: str
+    name: str
+
+
+LOST = Event("lost", "", "")
+"""In the place of events that nobody could keep: anything may have changed."""
+
+ROUTES = "route"
+"""The subsystem of a change of the default routes."""
+
+LIBRARY = "library"
+"""The subsystem of news from a vendor's library; the name is that of its provider."""

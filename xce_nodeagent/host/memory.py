@@ -1,0 +1,72 @@
+"""What a look at the machine has read: nothing twice in one look, and little anew in the next.
+
+Between looks only that is kept which does not change while a device is there: the identity and the
+place of PCI functions, and what is told of CPUs and NUMA nodes. All else is read anew in each
+look, and so is every folder and every link: what there is, is never remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from xce_nodeagent.host.event import Event
+
+_LASTING = re.compile(
+    r"/sys/bus/pci/devices/([^/]+)/"
+    r"(?:class|vendor|device|subsystem_vendor|subsystem_device|revision|numa_node|local_cpulist)"
+    r"|/sys/devices/system/.+"
+)
+_NAMED = frozenset({"pci"})
+_NOT_HERE = frozenset(
+    {"net", "route", "library", "infiniband", "infiniband_verbs", "infiniband_mad", "drm", "misc"}
+)
+"""Subsystems of which nothing is kept. An event of any other one costs all that is."""
+
+
+class Memory:
+    """What is known from this look, and what outlasts it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str | None] = {}
+        self._listings: dict[str, tuple[str, ...]] = {}
+        self._links: dict[str, str | None] = {}
+        self._kept: dict[str, str] = {}
+        self._of: dict[str, list[str]] = {}
+
+    def begin(self, events: Iterable[Event] | None) -> None:
+        """Begin a new look, after these events; None: nothing is known of what happened."""
+        self._texts.clear()
+        self._listings.clear()
+        self._links.clear()
+        for event in (Event("", "", ""),) if events is None else events:
+            if event.subsystem in _NAMED and event.name:
+                for name in self._of.pop(event.name, ()):
+                    self._kept.pop(name, None)
+            elif event.subsystem not in _NOT_HERE:
+                self._kept.clear()
+                self._of.clear()
+
+    def text(self, name: str, read: Callable[[], str | None]) -> str | None:
+        """Give what is in a file; `read` it where that is not known."""
+        known = self._kept.get(name)
+        if known is not None:
+            return known
+        if name not in self._texts:
+            text = self._texts[name] = read()
+            if text is not None and (lasting := _LASTING.fullmatch(name)):
+                self._kept[name] = text
+                self._of.setdefault(lasting[1] or "", []).append(name)
+        return self._texts[name]
+
+    def listing(self, name: str, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """Give the names in a folder; `read` them where they are not known."""
+        if name not in self._listings:
+            self._listings[name] = read()
+        return self._listings[name]
+
+    def link(self, name: str, read: Callable[[], str | None]) -> str | None:
+        """Give where a link leads; `read` it where that is not known."""
+        if name not in self._links:
+            self._links[name] = read()
+        return self._links[name]
