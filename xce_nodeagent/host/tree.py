@@ -48,7 +48,7 @@ class Tree:
                 self._by_hand = error.errno in _UNKNOWN
                 if not self._by_hand and error.errno not in _REFUSED:
                     raise
-        path = os.path.realpath(f"{self.real}/{inside}")
+        path = os.path.realpath(f"{self.real}/{inside}", strict=True)
         if path != self.real and not path.startswith(f"{self.real}/"):
             raise OSError(errno.EXDEV, "it leads out of the recorded machine", name)
         return os.open(path, flags)
