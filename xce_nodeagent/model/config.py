@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.model.policy import Policy, changed
 
 EnforcementPolicy = Literal["required", "best-effort", "off"]
 KillPolicy = Literal["none", "on-request", "term-then-kill"]
@@ -62,6 +63,19 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True):
     visible_devices: Literal["uuid", "index"] = "uuid"
 
 
+class HealthConfig(Struct, frozen=True, kw_only=True):
+    """`[health]`: what makes a card unhealthy (model/health.py has the defaults' meaning).
+
+    `policy` changes rows of the table in model/policy.py.
+    """
+
+    policy: dict[str, Policy] = {}
+    thermal_seconds: int = 60
+    cool_seconds: int = 300
+    lost_seconds: int = 60
+    corrected_per_hour: int = 10_000
+
+
 class SimulateConfig(Struct, frozen=True, kw_only=True):
     """`[simulate]`: a profile whose instances are added to the real ones."""
 
@@ -83,6 +97,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ports: PortsConfig = PortsConfig()
     release: ReleaseConfig = ReleaseConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+    health: HealthConfig = HealthConfig()
     simulate: SimulateConfig = SimulateConfig()
     upstream_file: UpstreamFileConfig = UpstreamFileConfig()
 
@@ -92,6 +107,14 @@ Check = Callable[[Any], Any]
 
 class _Fault(Exception):
     """A value is wrong; the text says what was expected."""
+
+
+class _Faults(_Fault):
+    """Some values of a table are wrong; each has its name in front."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
 
 
 def _text(value: Any) -> str:
@@ -171,6 +194,21 @@ def _programs(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= 1 << 31:
+        raise _Fault("expected a whole number, 0 for never")
+    return value
+
+
+def _policy(value: Any) -> dict[str, Policy]:
+    if not isinstance(value, dict):
+        raise _Fault("expected a table, such as { xid-31 = 'unhealthy slice quiet 3600' }")
+    found, faults = changed(value)
+    if faults:
+        raise _Faults(faults)
+    return found
+
+
 def _port_range(value: Any) -> tuple[int, int]:
     if not isinstance(value, str) or not (m := re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)):
         raise _Fault("expected FIRST-LAST, such as '20000-20999'")
@@ -227,6 +265,17 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, Check]]] = {
         EnvironmentConfig,
         {"visible_devices": _one_of(Literal["uuid", "index"])},
     ),
+    "health": (
+        "health",
+        HealthConfig,
+        {
+            "policy": _policy,
+            "thermal_seconds": _seconds,
+            "cool_seconds": _seconds,
+            "lost_seconds": _seconds,
+            "corrected_per_hour": _count,
+        },
+    ),
     "simulate": ("simulate", SimulateConfig, {"profile": _profile, "device_directory": _root}),
     "upstream.file": ("upstream_file", UpstreamFileConfig, {"path": _path}),
 }
@@ -258,6 +307,8 @@ def parse(text: str, name: str) -> Config:
                 continue
             try:
                 values[key] = checks[key](value)
+            except _Faults as several:
+                faults += [f"[{section}.{key}] {fault}" for fault in several.faults]
             except _Fault as fault:
                 faults.append(f"[{section}] {key} = {value!r}: {fault}")
         fields[field] = kind(**values)
