@@ -16,6 +16,7 @@ from msgspec import convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, topology
+from xce_nodeagent.model import reservation
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
 from xce_nodeagent.model.link import Link
@@ -57,7 +58,8 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
                 continue
             instances[instance.id] = instance
     problems += _make_symmetric(instances)
-    shown = tuple(sorted(instances.values(), key=_order))
+    kept = reservation.decided(instances.values(), host.nic)
+    shown = tuple(sorted(kept, key=_order))
     ground = topology.read(host, {one.text("pci_address") for one in shown})
     return Inventory(
         source="local",
@@ -153,9 +155,10 @@ def _twice(name: str, instance: Instance, first: Instance) -> Problem:
 def counters(
     instances: Iterable[Instance], providers: Sequence[Provider]
 ) -> dict[str, dict[str, int]]:
-    """Count what there is of each type, and what of it is sound.
+    """Count what there is of each type for jobs, and what of it is sound.
 
-    Of what is held in parts these count; a part that a stranger uses is not sound.
+    Of what is held in parts these count; a part that a stranger uses is not sound. What the host
+    keeps for itself is counted apart, as `reserved`, where there is any.
     """
     by_name = {provider.name: provider for provider in providers}
     totals: dict[str, dict[str, int]] = {}
@@ -166,6 +169,9 @@ def counters(
             amount = sum(len(part) for part in provider.parts(instance))
             sound = amount - instance.number("foreign_count", 0)
         total = totals.setdefault(instance.type, {"total": 0, "healthy": 0})
+        if instance.reserved:
+            total["reserved"] = total.get("reserved", 0) + amount
+            continue
         total["total"] += amount
         total["healthy"] += sound if instance.healthy else 0
     return totals

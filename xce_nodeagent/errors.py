@@ -118,6 +118,13 @@ class Drained(AgentError):
     error_class = ErrorClass.NODE
 
 
+class Reserved(AgentError):
+    """A named instance is the host's own, and the configuration does not offer it to jobs."""
+
+    code = "reserved"
+    error_class = ErrorClass.CALLER
+
+
 class UnknownInstance(AgentError):
     """A named instance is not in this host's inventory."""
 
@@ -191,8 +198,9 @@ class BadConfig(AgentError):
 BY_CODE: dict[str, type[AgentError]] = {
     error.code: error
     for error in (
-        Busy, Stale, NotReady, NoFitNow, NeverFits, Unhealthy, Drained, UnknownInstance, Conflict,
-        Enforcement, Internal, BadRequest, BadJobId, BadCgroup, BadPort, NotPermitted, BadConfig,
+        Busy, Stale, NotReady, NoFitNow, NeverFits, Unhealthy, Drained, Reserved, UnknownInstance,
+        Conflict, Enforcement, Internal, BadRequest, BadJobId, BadCgroup, BadPort, NotPermitted,
+        BadConfig,
     )
 }  # fmt: skip
 """The closed list, for those who turn a code from a wire back into an error."""

@@ -1,7 +1,7 @@
 """Placement: choose instances and ports for a request. Pure, and the same in every replay.
 
-A request with counts is met from what is healthy, not drained, free, and of other silicon than
-what is held or chosen already. Then, in this order:
+A request with counts is met from what is not the host's own, healthy, not drained, free, and of
+other silicon than what is held or chosen already. Then, in this order:
 
 - Cards stay together: below one PCIe switch if that can be, else on one NUMA node, else in one
   NVLink domain; slices of one size on one card. Of several such groups that are large enough the
@@ -9,7 +9,7 @@ what is held or chosen already. Then, in this order:
 - A NIC is as near to its card as can be: below the same PCIe bridge (the more they share, the
   nearer), else on the same NUMA node. Of those that are equally near, the one of a rail comes
   first. The cards take turns. A job without cards takes NICs of no rail first.
-- A NIC whose link is down comes late, and one that carries the host's default route comes last.
+- A NIC whose link is down comes late, and so does a port that has virtual functions here.
 - What is still equal goes by PCI address.
 
 A card that is cut into MIG slices is no `gpu` for a count: CUDA cannot use it as a whole. Who
@@ -78,6 +78,7 @@ class _Choosing:
         self._unavailable = frozenset(unavailable)
         self._near = frozenset(near)
         self._cut = 0  # cards that are cut into slices
+        self._own: Counter[str] = Counter()  # what the host keeps for itself, by type
         self._cards: list[Instance] = []  # the job's, those it has and those it gets
         self._silicon: set[str] = set(near)
         for instance in inventory.instances if near else ():
@@ -96,7 +97,9 @@ class _Choosing:
         by_type: dict[str, list[Instance]] = {name: [] for name in counts}
         slices = {one.parent for one in self._inventory.instances if one.type == "mig"}
         for one in self._inventory.instances:
-            if one.type == "gpu" and one.id in slices:
+            if one.reserved:
+                self._own[one.type] += 1
+            elif one.type == "gpu" and one.id in slices:
                 self._cut += 1
             elif one.type in by_type:
                 by_type[one.type].append(one)
@@ -163,6 +166,8 @@ class _Choosing:
         """Say how many there are of a type, and what a person may take for one of them."""
         if name == "gpu" and self._cut:
             return f"{total} ({self._cut} more are cut into MIG slices)"
+        if own := self._own[name]:
+            return f"{total} (and {own} of the host's own: `[nic] offer` gives those to jobs)"
         if total:
             return str(total)
         divisible = {kind.name for kind in self._inventory.types if kind.divisible}
@@ -204,13 +209,8 @@ class _Choosing:
         """Take NICs near to the job's cards, the cards in turns."""
         if count >= len(free):
             return list(free)
-        late = [
-            (
-                nic.attributes.get("default_route") is True,
-                nic.text("state") in ("down", "lowerlayerdown"),
-            )
-            for nic in free
-        ]
+        divided = {one.parent for one in self._inventory.instances if one.type == "nic"}
+        late = [(nic.text("state").endswith("down"), nic.id in divided) for nic in free]
         rail = ["rail" in nic.attributes for nic in free]
         if not self._cards:
             order = sorted(range(len(free)), key=lambda at: (late[at], rail[at], at))

@@ -57,6 +57,14 @@ def drained(agent):
     return ["prepare", "--job", "1", "--instance", card]
 
 
+def reserved(agent):
+    nic = agent.instances("nic")[-1]["id"]
+    agent.stop()
+    agent.extra = f'[nic]\nreserve = ["{nic}"]'
+    agent.start()
+    return ["prepare", "--job", "1", "--instance", nic]
+
+
 def conflict(agent):
     agent.call("Prepare", job="1", attempt="a")
     return ["prepare", "--job", "1", "--attempt", "a", "--request", "rusage[gpu=1]"]
@@ -85,6 +93,7 @@ CASES = {
     "never_fits": ("job", 65, ["prepare", "--job", "1", "--request", "rusage[gpu=9]"]),
     "unhealthy": ("node", 69, ["prepare", "--job", "1", "--port", "20007"]),
     "drained": ("node", 69, drained),
+    "reserved": ("caller", 64, reserved),
     "unknown_instance": ("node", 69, ["prepare", "--job", "1", "--instance", "GPU-none"]),
     "conflict": ("caller", 64, conflict),
     "enforcement": ("node", 69, enforcement),

@@ -174,14 +174,27 @@ def test_what_a_job_has_already_draws_the_rest_near() -> None:
     assert not near & set(choice.instances)
 
 
-def test_the_hosts_own_nic_comes_last() -> None:
+def test_the_hosts_own_nic_is_never_chosen() -> None:
     inventory = machine("dgx-h100")
     rail0 = next(i for i in inventory.instances if i.attributes.get("rail") == 0)
-    own = edit(inventory, {rail0.id}, attributes={**rail0.attributes, "default_route": True})
+    own = edit(inventory, {rail0.id}, reserved="the host's default route goes out by it")
     choice = choose(own, parse("rusage[gpu=1:nic=1]"))
     assert short(own, choice.instances) == ["gpu0", "nic1"]
     assert rail0.id not in choose(own, parse("rusage[nic=11]")).instances
-    assert rail0.id in choose(own, parse("rusage[nic=12]")).instances
+    with pytest.raises(NeverFits, match=r"this host has 11 \(and 1 of the host's own: .*offer"):
+        choose(own, parse("rusage[nic=12]"))
+    with pytest.raises(NoFitNow, match="only 10 can be had now: 1 held") as caught:
+        choose(own, parse("rusage[nic=11]"), unavailable=set(choice.instances))
+    assert rail0.id not in caught.value.details["reasons"]
+
+
+def test_a_port_that_has_virtual_functions_comes_late() -> None:
+    """Who made them means them to be given, and the whole port excludes all of them."""
+    inventory = machine("dgx-h100")
+    rails = {one.attributes["rail"]: one for one in inventory.instances if "rail" in one.attributes}
+    virtual = edit(inventory, {rails[1].id}, parent=rails[0].id)
+    choice = choose(virtual, parse("rusage[gpu=1:nic=1]"))
+    assert short(virtual, choice.instances) == ["gpu0", "nic1"]
 
 
 def test_a_link_that_is_down_comes_late() -> None:

@@ -29,6 +29,7 @@ PINNED = {
     "never_fits": "job",
     "unhealthy": "node",
     "drained": "node",
+    "reserved": "caller",
     "unknown_instance": "node",
     "conflict": "caller",
     "enforcement": "node",

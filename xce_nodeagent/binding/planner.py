@@ -25,6 +25,7 @@ from xce_nodeagent.errors import (
     UnknownInstance,
 )
 from xce_nodeagent.errors import Drained as DrainedError
+from xce_nodeagent.errors import Reserved as ReservedError
 from xce_nodeagent.errors import Unhealthy as UnhealthyError
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Changed, Committed
@@ -260,10 +261,23 @@ def _named(
             instance=wanted,
             changed=instance.changed,
         )
+    _not_reserved(instance, book, key)
     if not book.is_free(instance):
         _not_of_others(instances, book, wanted, key)
     _fit(instance)
     return instance
+
+
+def _not_reserved(instance: Instance, book: Book, key: tuple[str, str]) -> None:
+    """Raise Reserved where the host keeps an instance, unless the job had it before that."""
+    holds = book.live.get(key)
+    if instance.reserved and not (holds and instance.id in holds.instances):
+        raise ReservedError(
+            f"instance {instance.id} is the host's own, and no job gets it: {instance.reserved};"
+            " if jobs are to have it all the same, name it in `[nic] offer` of the configuration",
+            instance=instance.id,
+            reason=instance.reserved,
+        )
 
 
 def _fit(instance: Instance) -> None:

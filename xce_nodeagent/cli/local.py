@@ -42,6 +42,7 @@ def _look(config: Config, sysroot: str | None = None) -> Inventory:
         simulate=config.simulate.profile,
         device_directory=config.simulate.device_directory,
         port_range=config.ports.range,
+        nic=config.nic,
     )
     found, _, _ = advance(scan(host, all_providers()), {}, 0)
     return found

@@ -151,6 +151,8 @@ def problems(inventory: dict[str, Any]) -> Iterable[RenderableType]:
     for instance in inventory["instances"]:
         if instance["reason"] and (instance["drained"] or not instance["healthy"]):
             yield Text.assemble(f"{instance['id']}: ", state(instance), f": {instance['reason']}")
+        if instance["reserved"]:
+            yield Text(f"{instance['id']} is the host's own: {instance['reserved']}")
     for problem in inventory["problems"]:
         told = problem["state"].replace("_", " ")
         yield Text(f"{problem['provider']}: {told}: {problem['reason']}")
@@ -160,7 +162,9 @@ def state(instance: dict[str, Any]) -> Text:
     """Say in a word whether an instance can be granted."""
     if not instance["healthy"]:
         return Text("unhealthy", style="red")
-    return Text("drained", style="yellow") if instance["drained"] else Text("ok", style="green")
+    if instance["drained"]:
+        return Text("drained", style="yellow")
+    return Text("host's", style="cyan") if instance["reserved"] else Text("ok", style="green")
 
 
 def holders(instance: dict[str, Any]) -> Text:

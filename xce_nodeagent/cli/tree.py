@@ -47,7 +47,7 @@ def _add(
 ) -> None:
     what = about(instance, slices[instance["id"]])
     words = [Text(instance["type"]), Text(instance["id"], style="bold"), Text(what)]
-    if instance["drained"] or not instance["healthy"]:
+    if instance["drained"] or instance["reserved"] or not instance["healthy"]:
         words.append(state(instance))
     if instance["held_by"]:
         words.append(Text("held by ") + holders(instance))

@@ -118,6 +118,7 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         simulate=config.simulate.profile,
         device_directory=config.simulate.device_directory,
         port_range=config.ports.range,
+        nic=config.nic,
     )
     providers = all_providers()
     # A scan imports what it needs as it goes. This one is for that; no helper is asked yet.

@@ -12,6 +12,7 @@ from typing import Any
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.host.tree import Tree
+from xce_nodeagent.model.config import NicConfig
 
 PAGE = 4096
 """What an attribute of sysfs has at most."""
@@ -42,6 +43,7 @@ class Host:
         simulate: str = "",
         device_directory: str = "/dev/xce-sim",
         port_range: tuple[int, int] | None = None,
+        nic: NicConfig | None = None,
     ) -> None:
         self.root = Path(root)
         self.live = self.root == Path("/") if live is None else live
@@ -51,6 +53,7 @@ class Host:
         self.simulate = simulate
         self.device_directory = device_directory
         self.port_range = port_range
+        self.nic = nic or NicConfig()
         self.held_ports: frozenset[int] = frozenset()
 
     def path(self, name: str) -> Path:

@@ -44,6 +44,17 @@ class PortsConfig(Struct, frozen=True, kw_only=True):
     guard_root: str = ""
 
 
+class NicConfig(Struct, frozen=True, kw_only=True):
+    """`[nic]`: which NICs jobs may have, whatever the host needs, and which it keeps.
+
+    Each entry is a glob for an instance's id, interface, or RDMA device. `reserve` goes before
+    `offer`.
+    """
+
+    offer: tuple[str, ...] = ()
+    reserve: tuple[str, ...] = ()
+
+
 class ReleaseConfig(Struct, frozen=True, kw_only=True):
     """`[release]`: what becomes of processes that outlive their job.
 
@@ -95,6 +106,7 @@ class Config(Struct, frozen=True, kw_only=True):
     agent: AgentConfig = AgentConfig()
     access: AccessConfig = AccessConfig()
     ports: PortsConfig = PortsConfig()
+    nic: NicConfig = NicConfig()
     release: ReleaseConfig = ReleaseConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     health: HealthConfig = HealthConfig()
@@ -209,6 +221,16 @@ def _policy(value: Any) -> dict[str, Policy]:
     return found
 
 
+def _globs(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and item.isprintable() and item and " " not in item for item in value
+    ):
+        raise _Fault(
+            "expected a list of ids, interfaces or RDMA devices, such as ['0000:18:00.0', 'eth*']"
+        )
+    return tuple(value)
+
+
 def _port_range(value: Any) -> tuple[int, int]:
     if not isinstance(value, str) or not (m := re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)):
         raise _Fault("expected FIRST-LAST, such as '20000-20999'")
@@ -251,6 +273,7 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, Check]]] = {
     ),
     "access": ("access", AccessConfig, {"prepare_uids": _uids}),
     "ports": ("ports", PortsConfig, {"range": _port_range, "guard_root": _root}),
+    "nic": ("nic", NicConfig, {"offer": _globs, "reserve": _globs}),
     "release": (
         "release",
         ReleaseConfig,

@@ -64,6 +64,9 @@ MODELS = {
 """The cards that clusters have; others are shown as `vendor:device`. A host may have no pci.ids."""
 
 
+_OWN = "the host's default route goes out by it"
+
+
 class Nics:
     """The provider."""
 
@@ -97,6 +100,7 @@ class Nics:
                     type="nic",
                     provider=self.name,
                     parent=card.physical_function or None if card else None,
+                    reserved=_OWN if "default_route" in attributes else "",
                     attributes=attributes,
                     devices=(nodes[port.device],) if port and port.device in nodes else (),
                 )
