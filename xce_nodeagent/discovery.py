@@ -212,8 +212,8 @@ def _order(instance: Instance) -> tuple[Any, ...]:
 def _attributes(host: Host, cpu: dict[str, Any]) -> dict[str, Any]:
     """Give the facts of the host itself; nothing that changes while it runs."""
     memory = re.search(r"MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "")
-    # A recorded machine is its sys, proc and dev.
-    release = host.read("/etc/os-release") or "" if host.live else ""
+    # A recorded machine is its sys, proc and dev: what else there is, it has as an answer.
+    release = host.answer("os-release", lambda: host.read("/etc/os-release") or "", str) or ""
     system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
     online = host.read("/sys/devices/system/cpu/online")
     found: dict[str, Any] = {

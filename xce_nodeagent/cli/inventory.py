@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Any
 
 import click
@@ -27,6 +28,8 @@ from xce_nodeagent.model import name
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
 @click.option("--simulate", metavar="PROFILE", help="Add a simulated machine's instances.")
+@click.option("--record", metavar="DIR", help="Write what this command reads, for --sysroot.")
+@click.option("--anonymize", is_flag=True, help="Record without serials, addresses and names.")
 @with_json
 @with_agent(LOOKING_SECONDS)
 @pass_session
@@ -39,6 +42,8 @@ def inventory(
     local: bool,
     sysroot: str | None,
     simulate: str | None,
+    record: str | None,
+    anonymize: bool,
 ) -> None:
     """Show this host's instances, and who holds them.
 
@@ -47,6 +52,15 @@ def inventory(
     """
     if table + tree + session.json > 1:
         raise click.UsageError("give one of --table, --tree and --json")
+    if sysroot is not None:
+        _expect_machine(sysroot)
+    if anonymize and record is None:
+        raise click.UsageError("--anonymize is for --record DIR")
+    if record is not None:
+        if table or tree or simulate:
+            raise click.UsageError("--record shows nothing and records no simulated machine")
+        _record(session, record, sysroot, anonymize=anonymize)
+        return
     if local or sysroot is not None or simulate or not session.has_socket():
         found = _look(sysroot, simulate or "")
         found = found if session.json else name.cleaned(found)
@@ -67,10 +81,27 @@ def inventory(
 def _look(sysroot: str | None, simulate: str) -> dict[str, Any]:
     from xce_nodeagent.cli.local import look  # noqa: PLC0415  # discovery's libraries take time
 
-    parts = ("sys", "proc", "dev")
-    if sysroot is not None and not (
-        sysroot and any(os.path.isdir(f"{sysroot}/{part}") for part in parts)
-    ):
-        raise BadRequest(f"--sysroot {sysroot!r}: expected a folder with sys, proc and dev in it")
     value: dict[str, Any] = msgspec.to_builtins(look(sysroot, simulate))
     return value
+
+
+def _record(session: Session, folder: str, sysroot: str | None, *, anonymize: bool) -> None:
+    from xce_nodeagent.cli import record  # noqa: PLC0415  # the same
+
+    done = record.record(folder, sysroot, anonymize=anonymize)
+    if session.json:
+        session.show_json(done)
+        return
+    lines = [
+        f"{folder}: {done['files']} files, {done['links']} links and {done['folders']} folders",
+        f"look at it: xce-nodeagent inventory --sysroot {shlex.quote(folder)}",
+    ]
+    if not anonymize:
+        lines.append("it has serial numbers, addresses and names in it; --anonymize replaces them")
+    session.show("\n".join(map(name.printable, lines)))
+
+
+def _expect_machine(sysroot: str) -> None:
+    parts = ("sys", "proc", "dev")
+    if not (sysroot and any(os.path.isdir(f"{sysroot}/{part}") for part in parts)):
+        raise BadRequest(f"--sysroot {sysroot!r}: expected a folder with sys, proc and dev in it")

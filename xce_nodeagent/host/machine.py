@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.memory import Memory
@@ -20,13 +23,16 @@ PAGE = 4096
 LIMIT = 1 << 24
 """Bytes that are read of a file: a recorded machine may have one without an end."""
 
+_log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
 
 class Host:
     """A machine to look at.
 
     `root` is `/` for this machine, else a folder with a recorded `sys`, `proc` and `dev`; nothing
     is read outside of it, whatever its links say. `live` says that this is the machine we run on:
-    what is no file (netlink, a vendor's library) is asked only then.
+    what is no file (netlink, a vendor's library) is asked only then, by way of `answer`.
     `probe` asks a vendor's library in a helper process (see `privileged/ops.py`, Probe): it is
     given by whoever has helpers, and None where there are none. It returns (state, reason, facts).
 
@@ -145,6 +151,24 @@ class Host:
         except OSError as error:
             _absent(error)
             return None
+
+    def answer(self, name: str, ask: Callable[[], Answer], kind: Any) -> Answer | None:
+        """Give what is no file: asked now of this machine, else as it was recorded.
+
+        A recorded machine has it as JSON in `<name>.json`, beside `sys`, `proc` and `dev`. None
+        where it has not, or where that is no such answer. Raises what `ask` raises.
+        """
+        if self.live:
+            return ask()
+        text = self.read(f"/{name}.json")
+        if not text:
+            return None
+        try:
+            answer: Answer = msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as error:
+            _log.warning("%s is left out: %s", self.path(f"{name}.json"), error)
+            return None
+        return answer
 
     def boot_id(self) -> str:
         """Give the id of this boot (proc(5), /proc/sys/kernel/random/boot_id)."""

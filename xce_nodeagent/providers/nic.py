@@ -75,14 +75,14 @@ class Nics:
 
     def discover(self, host: Host) -> Found:
         """Find them all. Without netlink the default route is not known, and the rest is."""
-        table = netlink.Table((), frozenset())
-        if host.live:
-            try:
-                table = netlink.read()
-            except OSError as error:
-                if exhausted(error):
-                    raise
-                _log.warning("netlink does not answer, default routes are not known: %s", error)
+        table = None
+        try:
+            table = host.answer("netlink", netlink.read, netlink.Table)
+        except OSError as error:
+            if exhausted(error):
+                raise
+            _log.warning("netlink does not answer, default routes are not known: %s", error)
+        table = table or netlink.Table((), frozenset())
         permanent = {link.name: link.permanent for link in table.links if link.permanent}
         carriers = interface.carriers(host, table.default_routes)
         rdma = interface.rdma_ports(host)

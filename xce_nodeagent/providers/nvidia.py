@@ -35,10 +35,13 @@ class Nvidia:
         """Ask the library, and say what it means that it answers nothing."""
         if host.probe is not None:
             state, reason, facts = host.probe("nvidia")
-        elif host.live:
-            state, reason, facts = nvml.probe()
         else:
-            state, reason, facts = "none", "a recorded machine has no driver to ask", {}
+            recorded = host.answer("nvml", nvml.probe, nvml.Answer)
+            state, reason, facts = recorded or (
+                "none",
+                "no driver was asked when it was recorded",
+                {},
+            )
         cards = _on_pci(host)
         if state == "found":
             facts = fact.checked(facts)

@@ -1,0 +1,68 @@
+"""Inventories to show: of profiles, of the small machine, and of machines that others recorded."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from xce_nodeagent.discovery import scan
+from xce_nodeagent.host import Host
+from xce_nodeagent.model.inventory import advance
+from xce_nodeagent.providers import all_providers
+
+PROFILES = ("cpu-only", "dgx-a100-mig", "dgx-h100", "gb200", "mi300x")
+RECORDED = (
+    "hwloc/32em64t-2n8c+dax+nvme+mic+dimms.tar.bz2",
+    "hwloc/40intel64-2g2n4c+pcilocality.tar.bz2",
+    "hwloc/2pa-pcidomain32bits.tar.bz2",
+    "hwloc/nvidiagpunumanodes.tar.bz2",
+    "hwloc/memorysidecaches.tar.bz2",
+    "checkbox-udev/NVIDIA_DGXA100.txt.xz",
+    "checkbox-udev/NVIDIA_DGX_STATION.txt.xz",
+    "checkbox-udev/DELL_IDRAC.txt.xz",
+    "checkbox-udev/bmc_network_vs_network.txt.xz",
+)
+
+
+def inventory_of(host: Host) -> dict[str, Any]:
+    found, _, _ = advance(scan(host, all_providers()), {}, 0)
+    value: dict[str, Any] = msgspec.to_builtins(found)
+    return value
+
+
+@pytest.fixture(scope="session")
+def look():
+    """Give the inventory of a host as the commands show it."""
+    return inventory_of
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory):
+    """Give the inventory of a profile, and of nothing else."""
+    nothing = tmp_path_factory.mktemp("nothing")
+    return lambda name: inventory_of(Host(nothing, live=False, simulate=name))
+
+
+def _machines() -> Any:
+    """Load what unpacks recorded machines; the folders of tests are no packages."""
+    path = Path(__file__).parents[1] / "machines/conftest.py"
+    spec = importlib.util.spec_from_file_location("xce_test_machines", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+recorded = _machines().recorded
+
+
+@pytest.fixture(params=RECORDED)
+def recorded_root(recorded, request) -> Path:
+    """Give the root of a machine that others recorded; a test for each of them."""
+    root: Path = recorded(request.param)
+    return root
