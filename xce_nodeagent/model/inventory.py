@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import DeviceNode, Holder, Instance, ResourceType
 from xce_nodeagent.model.rule import Device
 
@@ -68,6 +69,11 @@ class Inventory(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _by_id(self) -> Mapping[str, Instance]:
         return {instance.id: instance for instance in self.instances}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the instances are, and how far from each other."""
+        return Layout(self.topology, self._by_id)
 
     @cached_property
     def divisible(self) -> frozenset[str]:
