@@ -32,6 +32,7 @@ from xce_nodeagent.model.instance import Instance
 _RANKS = {"X": 0, "PIX": 200, "PXB": 300, "PHB": 400, "NODE": 500, "SYS": 600}
 _LINKED = 100  # less the number of links: more of them are nearer
 _ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_KEPT = 4096  # pairs whose nearness is remembered: placement asks for the same ones each time
 _FAR = 255  # what the kernel says of a NUMA node that cannot be reached
 
 
@@ -85,9 +86,11 @@ class Layout:
         self._nodes: dict[int, dict[int, int]] = {
             node["id"]: dict(zip(order, node.get("distances", ()), strict=False)) for node in nodes
         }
+        self._packages: dict[int, int] = {node["id"]: node.get("package", -1) for node in nodes}
         self._memory = frozenset(memory)
         self._links: Iterable[Mapping[str, Any]] = topology.get("links", ())
         self._sites: dict[str, Site] = {}
+        self._near: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     def site(self, instance_id: str) -> Site:
         """Say where an instance is. Raise KeyError where there is no such instance."""
@@ -123,18 +126,27 @@ class Layout:
         Of equal words, more bridges in common are nearer, and then a lesser distance of the NUMA
         nodes, as firmware tells it.
         """
+        if (known := self._near.get((one, other))) is not None:
+            return known
         here, there = self.site(one), self.site(other)
-        return (
+        found = (
             rank(self.between_on_pci(one, other)),
             -shared(here, there),
             self.numa_distance(here.numa, there.numa),
         )
+        if len(self._near) < _KEPT:
+            self._near[one, other] = found
+        return found
 
     def numa_distance(self, one: int, other: int) -> int:
         """Give the distance of two NUMA nodes as the kernel has it: 10 is the node itself."""
         if one == other != -1:
             return 10
         return self._nodes[one].get(other, _FAR) if one in self._nodes else _FAR
+
+    def package(self, numa: int) -> int:
+        """Give the package (the socket) that a NUMA node is in; -1 where that is not known."""
+        return self._packages.get(numa, -1)
 
     def _find(self, instance: Instance) -> Site:
         address = instance.text("pci_address")

@@ -1,4 +1,4 @@
-"""Placement: choose instances and ports for a request. Pure, and the same in every replay.
+"""The choice of instances for a request. Pure.
 
 A request with counts is met from what is not the host's own, healthy, not drained, free, and of
 other silicon than what is held or chosen already. Then, in this order:
@@ -21,24 +21,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from xce_nodeagent.errors import (
     AgentError,
-    BadPort,
     BadRequest,
-    Busy,
     NeverFits,
     NoFitNow,
     NotReady,
     Unhealthy,
-)  # fmt: skip
+)
+from xce_nodeagent.model.distance import rank
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.request import Request
-from xce_nodeagent.model.wire import PortAsk
+from xce_nodeagent.placement.gathering import gather, grouped
 
 _REASONS = 64  # instances whose reason is told in an error
 
@@ -74,7 +72,7 @@ class _Choosing:
         self, inventory: Inventory, unavailable: Collection[str], near: Collection[str]
     ) -> None:
         self._inventory = inventory
-        self._tree: dict[str, Any] = inventory.topology.get("pci", {})
+        self._layout = inventory.layout
         self._unavailable = frozenset(unavailable)
         self._near = frozenset(near)
         self._cut = 0  # cards that are cut into slices
@@ -195,13 +193,16 @@ class _Choosing:
         """Take cards that are close together; near to those that the job has, if it has any."""
         if count >= len(free):
             return list(free)
-        places = [self._place(card) for card in free]
         if self._cards:
-            homes = set(map(self._place, self._cards))
-            far = [min(_distance(place, home) for home in homes) for place in places]
+            homes = {card.id for card in self._cards}
+            far = [min(self._far(card.id, home) for home in homes) for card in free]
             return [free[at] for at in sorted(range(len(free)), key=far.__getitem__)[:count]]
-        grouped = _grouped(free, places)
-        return [free[at] for at in _gather(range(len(free)), grouped, count)]
+        return [free[at] for at in gather(range(len(free)), grouped(free, self._layout), count)]
+
+    def _far(self, card: str, home: str) -> tuple[int, ...]:
+        """Sort by the links between cards, then by their way over PCI."""
+        layout = self._layout
+        return (rank(layout.between(card, home)), *layout.nearness(card, home))
 
     # ---- NICs -------------------------------------------------------------------------------
 
@@ -215,9 +216,7 @@ class _Choosing:
         if not self._cards:
             order = sorted(range(len(free)), key=lambda at: (late[at], rail[at], at))
             return [free[at] for at in order[:count]]
-        places = [self._place(nic) for nic in free]
-        # Cards below one bridge share their NICs, so they have one turn.
-        homes = list({(home := self._place(card)).path[:2]: home for card in self._cards}.values())
+        homes = self._homes()
         left = set(range(len(free)))
         ranked: dict[int, list[int]] = {}
         for turn in range(count):
@@ -225,176 +224,36 @@ class _Choosing:
             at = turn * len(homes) // count if count < len(homes) else turn % len(homes)
             if at not in ranked:
                 keys = [
-                    (late[nic], _distance(homes[at], places[nic]), not rail[nic], nic)
-                    for nic in range(len(free))
+                    (late[nic], self._to_nic(homes[at], free[nic]), nic) for nic in range(len(free))
                 ]
                 ranked[at] = [key[-1] for key in sorted(keys)]
             left.remove(next(nic for nic in ranked[at] if nic in left))
         return [free[at] for at in range(len(free)) if at not in left]
 
-    def _place(self, instance: Instance) -> _Place:
-        address = instance.text("pci_address")
-        if node := self._tree.get(address):
-            path = (node["root"], *node["bridges"])
-        else:
-            path = (instance.text("pcie_root"), instance.text("pcie_switch") or instance.id)
-        return _Place(instance.text("nvlink_domain"), instance.number("numa_node"), path)
+    def _homes(self) -> list[Instance]:
+        """Give the cards that take turns: one for each rail, or below each bridge of a root."""
+        homes: dict[tuple[object, ...], Instance] = {}
+        for card in self._cards:
+            rail = self._rail(card)
+            place = self._layout.site(card.id).path[:2] or (card.id,)
+            homes.setdefault(place if rail is None else (rail,), card)
+        return list(homes.values())
 
+    def _to_nic(self, card: Instance, nic: Instance) -> tuple[int | bool, ...]:
+        """Sort by the way over PCI; of equal ways, the card's own rail, and then any."""
+        far, *nearer = self._layout.nearness(card.id, nic.id)
+        rail = nic.attributes.get("rail")
+        return (far, rail is None or rail != self._rail(card), *nearer, rail is None)
 
-class _Place(NamedTuple):
-    """Where an instance is: NVLink domain, NUMA node, and the PCI bridges from the root down."""
-
-    domain: str
-    numa: int
-    path: tuple[str, ...]
-
-
-def _distance(one: _Place, other: _Place) -> int:
-    """Measure: negative below a common bridge, 0 on one NUMA node, 1 beyond."""
-    shared = 0
-    for mine, theirs in zip(one.path, other.path, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    if shared >= 2:  # the root and at least one bridge
-        return -shared
-    return 0 if one.numa == other.numa != -1 else 1
-
-
-def _grouped(cards: Sequence[Instance], places: Sequence[_Place]) -> list[tuple[int, ...]]:
-    """Give for each card the groups that it is in, from the widest (all cards) to the narrowest.
-
-    Groups are numbers: two cards have one number at a level if they share all levels down to it.
-    """
-    numbers: dict[tuple[int, Any], int] = {}
-    grouped = []
-    for card, place in zip(cards, places, strict=True):
-        group, groups = 0, [0]
-        for shared in (place.domain, place.numa, place.path[:2], place.path, card.parent):
-            group = numbers.setdefault((group, shared), len(numbers) + 1)
-            groups.append(group)
-        grouped.append(tuple(groups))
-    return grouped
-
-
-def _gather(cards: Sequence[int], grouped: Sequence[tuple[int, ...]], count: int) -> list[int]:
-    """Take cards out of the narrowest group that has enough, and of those the smallest.
-
-    In a group whose parts are all too small the largest part is taken whole, and the rest is
-    gathered in the same way. Cards are given by their places in PCI order; a tie goes to the group
-    whose first card is first.
-    """
-    if count >= len(cards):
-        return list(cards)
-    levels = range(len(grouped[0]))
-    sizes = Counter(group for card in cards for group in grouped[card])
-    level = max(at for at in levels if any(sizes[grouped[card][at]] >= count for card in cards))
-    first = min(
-        (card for card in cards if sizes[grouped[card][level]] >= count),
-        key=lambda card: [sizes[group] for group in reversed(grouped[card][: level + 1])],
-    )
-    group = [card for card in cards if grouped[card][level] == grouped[first][level]]
-    if level == levels[-1]:
-        return group[:count]
-    most = max(group, key=lambda card: sizes[grouped[card][level + 1]])
-    largest = grouped[most][level + 1]
-    taken = [card for card in group if grouped[card][level + 1] == largest]
-    rest = [card for card in group if grouped[card][level + 1] != largest]
-    return taken + _gather(rest, grouped, count - len(taken))
+    def _rail(self, card: Instance) -> int | None:
+        """Give the rail of a card, or of the card that it is a part of."""
+        for one in (card, self._inventory.by_id().get(card.parent or "")):
+            if one is not None and one.number("rail") >= 0:
+                return one.number("rail")
+        return None
 
 
 def _summary(reasons: Iterable[str]) -> str:
     """Count equal reasons: `5 held, ...; 1 drained`."""
     counted = Counter(reasons)
     return "; ".join(f"{number} {why}" for why, number in sorted(counted.items())[:8])
-
-
-# ---- ports ----------------------------------------------------------------------------------
-
-
-def choose_ports(
-    parts: Sequence[range],
-    asks: Sequence[PortAsk],
-    *,
-    held: Collection[int] = (),
-    in_use: Collection[int] = (),
-) -> tuple[tuple[int, str], ...]:
-    """Choose ports: (port, name) for each, in the order asked.
-
-    A port that is asked for by its number must be free; of those that are counted, each ask gets
-    the lowest run of neighbours that is long enough, or the lowest free ports where there is none.
-    `held` are the ports of bindings, `in_use` those with a listener. Raise BadPort, Busy,
-    Unhealthy, NoFitNow or NeverFits.
-    """
-    taken: set[int] = set()
-    for ask in asks:
-        if ask.port is not None:
-            _check_port(ask.port, parts, held, in_use, taken)
-            taken.add(ask.port)
-    wanted = sum(ask.count or 0 for ask in asks)
-    total = sum(len(part) for part in parts)
-    if wanted + len(taken) > total:
-        raise NeverFits(
-            f"{wanted + len(taken)} ports wanted, but this host manages {total}",
-            wanted=wanted,
-            total=total,
-        )
-    closed = {*held, *in_use, *taken}
-    left = total - sum(any(port in part for part in parts) for port in closed) if wanted else 0
-    if wanted > left:
-        raise NoFitNow(
-            f"{wanted} ports wanted, but only {left} of {total} can be had now:"
-            f" {len(set(held))} are held, {len(set(in_use) - set(held))} have a foreign listener",
-            wanted=wanted,
-            free=left,
-            total=total,
-        )
-    given: list[tuple[int, str]] = []
-    for ask in asks:
-        if ask.port is not None:
-            given.append((ask.port, ask.name or ""))
-        else:
-            run = _run(parts, closed, ask.count or 0)
-            given += [(port, ask.name or "") for port in run]
-            closed.update(run)
-    return tuple(given)
-
-
-def _check_port(
-    port: int,
-    parts: Sequence[range],
-    held: Collection[int],
-    in_use: Collection[int],
-    taken: Collection[int],
-) -> None:
-    if not any(port in part for part in parts):
-        ranges = ", ".join(f"{part[0]}-{part[-1]}" for part in parts)
-        raise BadPort(f"port {port}: this host manages {ranges}", port=port)
-    if port in taken:
-        raise BadPort(f"port {port} is asked for twice", port=port)
-    if port in held:
-        raise Busy(f"port {port} is held by another job", port=port)
-    if port in in_use:
-        raise Unhealthy(
-            f"port {port}: a process outside any job uses it; `ss -lntup` shows which", port=port
-        )
-
-
-def _run(parts: Sequence[range], closed: Collection[int], count: int) -> Sequence[int]:
-    """Give the lowest run of neighbours; the lowest ports where no run is long enough.
-
-    It looks no further than it must: a range may have 60,000 ports.
-    """
-    lowest: list[int] = []
-    for part in parts:
-        run: list[int] = []
-        for port in part:
-            if port in closed:
-                run = []
-                continue
-            run.append(port)
-            if len(run) == count:
-                return run
-            if len(lowest) < count:
-                lowest.append(port)
-    return lowest
