@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from xce_nodeagent import errors
 from xce_nodeagent.cli import main
 from xce_nodeagent.model.config import SECTIONS, parse
+from xce_nodeagent.model.schema import schema
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted(path.name for path in (ROOT / "systemd").glob("*.service"))
@@ -170,6 +172,12 @@ def test_readme_names_every_option_of_the_commands():
             if f"{one}" not in lines[0]
         }
         assert not missing, name
+
+
+def test_the_schema_that_is_shipped_is_that_of_the_model():
+    text = (ROOT / "xce_nodeagent/inventory.schema.json").read_text("utf-8")
+    told = "make it anew: xce-nodeagent inventory --schema >xce_nodeagent/inventory.schema.json"
+    assert json.loads(text) == schema(), told
 
 
 def test_dev_says_how_it_is_used():

@@ -30,6 +30,7 @@ from xce_nodeagent.model import name
 @click.option("--simulate", metavar="PROFILE", help="Add a simulated machine's instances.")
 @click.option("--record", metavar="DIR", help="Write what this command reads, for --sysroot.")
 @click.option("--anonymize", is_flag=True, help="Record without serials, addresses and names.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints.")
 @with_json
 @with_agent(LOOKING_SECONDS)
 @pass_session
@@ -44,6 +45,7 @@ def inventory(
     simulate: str | None,
     record: str | None,
     anonymize: bool,
+    schema: bool,
 ) -> None:
     """Show this host's instances, and who holds them.
 
@@ -52,6 +54,11 @@ def inventory(
     """
     if table + tree + session.json > 1:
         raise click.UsageError("give one of --table, --tree and --json")
+    if schema:
+        from xce_nodeagent.model.schema import schema as described  # noqa: PLC0415  # rarely
+
+        session.show_json(described())
+        return
     if sysroot is not None:
         _expect_machine(sysroot)
     if anonymize and record is None:
