@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 from collections.abc import Callable, Collection
 from typing import Any
+
+from xce_nodeagent.host import nvlink, nvmig
+from xce_nodeagent.host.nvanswer import ask, ask_many, pci_address
 
 DRIVER = "/proc/driver/nvidia"
 """There when the kernel's driver is loaded."""
@@ -19,6 +21,14 @@ DRIVER = "/proc/driver/nvidia"
 LIBRARY = "libnvidia-ml.so.1"
 LEFT_ALONE = "hung a prober, and is not asked again until something changes"
 Answer = tuple[str, str, dict[str, Any]]
+
+CARDS_LIMIT = 256
+"""Cards that are asked about, whatever the library counts: a minor has 8 bits (195:0 to 195:255)."""
+
+_CPU_WORDS, _NODE_WORDS = 128, 16  # 8192 CPUs and 1024 nodes: what Linux can be built for (x86)
+_NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
+_UNTOLD_BYTE = 0xFF  # platform data that the board's firmware does not give
+_COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 
 
 def load_bindings() -> None:
@@ -33,10 +43,9 @@ def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = No
     about no device by its name, a device by its place in NVML's order as long as only that is
     known, then by its PCI address. What `skip` names in these words is not asked: it hung before.
 
-    `facts` has `driver_version` and `devices`; of a device `nvml_index pci_address uuid name minor
-    memory_bytes compute_capability serial mig_mode`, `missing` (attribute: reason) for what it did
-    not answer, `lost` (a reason) where it cannot be talked to, `skipped`, and `mig`, its slices:
-    `uuid name memory_bytes gpu_instance compute_instance missing`.
+    `facts` has `driver_version cuda_version` and `devices`; `host/fact.py` lists what is told of a
+    device, of a slice of one and of its links. A device has besides `missing` (fact: reason) for
+    what it did not answer, `lost` (a reason) where it cannot be talked to, and `skipped`.
     """
 
     def begin(what: str) -> None:
@@ -71,27 +80,31 @@ def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = No
     except pynvml.NVMLError as error:
         return "error", f"NVML fails: {error}", {}
     finally:
-        with contextlib.suppress(_LeftAloneError):
+        with contextlib.suppress(_LeftAloneError, pynvml.NVMLError):
             begin("nvmlShutdown")
             pynvml.nvmlShutdown()
 
 
 def _facts(nvml: Any, begin: Callable[[str], None]) -> dict[str, Any]:
     facts: dict[str, Any] = {"devices": []}
-    try:
-        begin("nvmlSystemGetDriverVersion")
-        _ask(nvml, facts, "driver_version", nvml.nvmlSystemGetDriverVersion)
-    except _LeftAloneError as error:
-        facts["missing"] = {"driver_version": str(error)}
+    for name, what, call in (
+        ("driver_version", "nvmlSystemGetDriverVersion", _driver_version),
+        ("cuda_version", "nvmlSystemGetCudaDriverVersion", _cuda_version),
+    ):
+        try:
+            begin(what)
+            ask(nvml, facts, name, call, nvml)
+        except _LeftAloneError as error:
+            facts.setdefault("missing", {})[name] = str(error)
     begin("nvmlDeviceGetCount")
-    for index in range(nvml.nvmlDeviceGetCount()):
+    for index in range(min(nvml.nvmlDeviceGetCount(), CARDS_LIMIT)):
         device: dict[str, Any] = {"nvml_index": index}
         facts["devices"].append(device)
         try:
             begin(f"NVML device {index}")
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             address = pci_address(str(nvml.nvmlDeviceGetPciInfo(handle).busId))
-        except (nvml.NVMLError, _LeftAloneError) as error:
+        except (nvml.NVMLError, UnicodeDecodeError, _LeftAloneError) as error:
             device["lost"] = str(error)
             continue
         device["pci_address"] = address
@@ -108,54 +121,106 @@ class _LeftAloneError(Exception):
     """What would be asked next hung before; never seen outside."""
 
 
+def _driver_version(nvml: Any) -> str:
+    return str(nvml.nvmlSystemGetDriverVersion())
+
+
+def _cuda_version(nvml: Any) -> str:
+    """Write 12040 as 12.4. The function that asks the driver is newer than the one that does not."""
+    number = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def _device(nvml: Any, handle: Any, device: dict[str, Any]) -> None:
-    _ask(nvml, device, "uuid", nvml.nvmlDeviceGetUUID, handle)
-    _ask(nvml, device, "name", nvml.nvmlDeviceGetName, handle)
-    _ask(nvml, device, "minor", nvml.nvmlDeviceGetMinorNumber, handle)
-    _ask(nvml, device, "serial", nvml.nvmlDeviceGetSerial, handle)
-    _ask(nvml, device, "memory_bytes", lambda h: nvml.nvmlDeviceGetMemoryInfo(h).total, handle)
-    _ask(
-        nvml,
-        device,
-        "compute_capability",
-        lambda h: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(h)),
-        handle,
-    )
-    _ask(nvml, device, "mig_mode", lambda h: nvml.nvmlDeviceGetMigMode(h)[0], handle)
+    for name, call in _ASKED:
+        ask(nvml, device, name, call, nvml, handle)
+    for name, call in _ASKED_MANY:
+        ask_many(nvml, device, name, call, nvml, handle)
     if device.get("mig_mode") == nvml.NVML_DEVICE_MIG_ENABLE:
         device["mig"] = []
-        _ask(nvml, device, "mig", _slices, nvml, handle)
+        ask(nvml, device, "mig", nvmig.slices, nvml, handle)
+        ask(nvml, device, "gpu_instances", nvmig.gpu_instances, nvml, handle)
+    elif not device.get("lost"):  # in MIG mode there are no NVLinks (MIG User Guide)
+        ask(nvml, device, "nvlinks", nvlink.peers, nvml, handle)
 
 
-def _slices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
-    """Give a card's slices. Their indexes may have gaps: a slice that was taken away leaves one."""
-    found: list[dict[str, Any]] = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+_ASKED: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
+    ("uuid", lambda nvml, h: nvml.nvmlDeviceGetUUID(h)),
+    ("name", lambda nvml, h: nvml.nvmlDeviceGetName(h)),
+    ("minor", lambda nvml, h: nvml.nvmlDeviceGetMinorNumber(h)),
+    ("serial", lambda nvml, h: nvml.nvmlDeviceGetSerial(h)),
+    ("memory_bytes", lambda nvml, h: nvml.nvmlDeviceGetMemoryInfo(h).total),
+    (
+        "compute_capability",
+        lambda nvml, h: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(h)),
+    ),
+    ("mig_mode", lambda nvml, h: nvml.nvmlDeviceGetMigMode(h)[0]),
+    ("ecc_mode", lambda nvml, h: "on" if nvml.nvmlDeviceGetEccMode(h)[0] else "off"),
+    ("power_limit_watts", lambda nvml, h: nvml.nvmlDeviceGetPowerManagementLimit(h) // 1000),
+    ("persistence_mode", lambda nvml, h: bool(nvml.nvmlDeviceGetPersistenceMode(h))),
+    ("compute_mode", lambda nvml, h: _compute_mode(nvml.nvmlDeviceGetComputeMode(h))),
+    ("module_id", lambda nvml, h: nvml.nvmlDeviceGetModuleId(h)),
+    ("cores", lambda nvml, h: nvml.nvmlDeviceGetNumGpuCores(h)),
+    ("cpus", lambda nvml, h: _members(nvml.nvmlDeviceGetCpuAffinity(h, _CPU_WORDS))),
+    (
+        "numa_nodes",
+        lambda nvml, h: _members(nvml.nvmlDeviceGetMemoryAffinity(h, _NODE_WORDS, _NODE_SCOPE)),
+    ),
+)
+"""Facts of a card, each of one call."""
+
+
+def _remapped(nvml: Any, handle: Any) -> dict[str, Any]:
+    _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    return {"row_remap_pending": bool(pending), "row_remap_failed": bool(failed)}
+
+
+def _platform(nvml: Any, handle: Any) -> dict[str, Any]:
+    """Give where a card of a rack-scale machine sits (GB200 and later; HGX has the host alone)."""
+    for version, names in _PLATFORM:
+        told = getattr(nvml, version)()
         try:
-            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except nvml.NVMLError_NotFound:
+            nvml.nvmlDeviceGetPlatformInfo(handle, ctypes.byref(told))
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
+                raise
             continue
-        one: dict[str, Any] = {}
-        _ask(nvml, one, "uuid", nvml.nvmlDeviceGetUUID, mig)
-        _ask(nvml, one, "name", nvml.nvmlDeviceGetName, mig)
-        _ask(nvml, one, "memory_bytes", lambda h: nvml.nvmlDeviceGetMemoryInfo(h).total, mig)
-        _ask(nvml, one, "gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, mig)
-        _ask(nvml, one, "compute_instance", nvml.nvmlDeviceGetComputeInstanceId, mig)
-        found.append(one)
-    return found
+        # Bytes; pynvml takes them for characters, and stumbles over those that are none.
+        whole = bytes(told)
+        numbers = {name: whole[getattr(type(told), field).offset] for name, field in names.items()}
+        return {name: value for name, value in numbers.items() if value != _UNTOLD_BYTE}
+    return {}
 
 
-def _ask(nvml: Any, facts: dict[str, Any], name: str, call: Callable[..., Any], *args: Any) -> None:
-    """Put one answer into the facts, or the reason why there is none; the others go on."""
-    try:
-        facts[name] = call(*args)
-    except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
-            facts["lost"] = str(error)
-        facts.setdefault("missing", {})[name] = str(error)
+_PLATFORM = (
+    (
+        "c_nvmlPlatformInfo_v2_t",
+        {"slot_number": "slotNumber", "tray_index": "trayIndex", "host_id": "hostId"},
+    ),
+    (
+        "c_nvmlPlatformInfo_v1_t",
+        {
+            "slot_number": "chassisPhysicalSlotNumber",
+            "tray_index": "computeSlotIndex",
+            "host_id": "nodeIndex",
+        },
+    ),
+)
+"""The same fields, under the names that each version of the structure has for them."""
+
+_ASKED_MANY: tuple[tuple[str, Callable[[Any, Any], dict[str, Any]]], ...] = (
+    ("row_remap", _remapped),
+    ("platform", _platform),
+    ("fabric", nvlink.fabric),
+)
+"""Facts of a card that come several with one call, and what they are called together."""
 
 
-def pci_address(bus_id: str) -> str:
-    """Write NVML's bus id (`00000000:1B:00.0`) as sysfs does (`0000:1b:00.0`)."""
-    match = re.fullmatch(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", bus_id)
-    return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else bus_id.lower()
+def _compute_mode(number: int) -> str:
+    return _COMPUTE_MODES[number] if number < len(_COMPUTE_MODES) else f"unknown ({number})"
+
+
+def _members(words: Any) -> list[int]:
+    """Give the numbers of the bits that are set in an array of 64-bit words."""
+    whole = sum(word << (64 * place) for place, word in enumerate(words))
+    return [bit for bit in range(whole.bit_length()) if whole >> bit & 1]

@@ -11,7 +11,8 @@ class Link(Struct, frozen=True, gc=False, order=True):
     """So many links of one kind between two ends.
 
     `one` is the id of an instance; `other` that of another, or the PCI address of a switch
-    (NVSwitch). Between two instances it is told once, with the lesser id first.
+    (NVSwitch), or `nvswitch` for those of a host that shows none. Between two instances it is told
+    once, with the lesser id first.
     """
 
     kind: Literal["nvlink", "xgmi"]

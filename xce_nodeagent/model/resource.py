@@ -23,8 +23,11 @@ _GPU = (
     Attribute("index", "int", "place among the vendor's cards as its library counts; no identity"),
     Attribute("minor", "int", "minor number of its device node; not an identity"),
     Attribute("memory_bytes", "int", "device memory", unit="bytes"),
+    Attribute("multiprocessors", "int", "streaming multiprocessors (SMs)"),
     Attribute("driver_version", "string", "version of the kernel driver"),
+    Attribute("cuda_version", "string", "newest CUDA that the driver can run, major.minor"),
     Attribute("compute_capability", "string", "CUDA compute capability, major.minor"),
+    Attribute("ecc_mode", "string", "memory error correction: on or off"),
     Attribute("nvlink_domain", "string", "instances with one value reach each other by NVLink"),
     Attribute("serial", "string", "serial number of the board"),
     Attribute("module_id", "int", "number of the module on its baseboard"),
@@ -37,15 +40,46 @@ _GPU = (
     Attribute("tiles", "int", "tiles of an Intel card; each is a device to Level Zero"),
 )
 
-_SLICE = (
-    Attribute("mig_profile", "string", "MIG profile, such as 1g.10gb"),
-    Attribute("gpu_instance", "int", "MIG GPU instance id"),
-    Attribute("compute_instance", "int", "MIG compute instance id"),
+_CARD = (
+    Attribute("serial", "string", "the board's serial number"),
+    Attribute("row_remap_pending", "bool", "true where memory rows are replaced at the next reset"),
+    Attribute("row_remap_failed", "bool", "true where a bad memory row could not be replaced"),
+    Attribute("power_limit_watts", "int", "what the card may draw", unit="W"),
+    Attribute("persistence_mode", "bool", "true where the driver stays loaded for an idle card"),
+    Attribute("compute_mode", "string", "default, exclusive_process or prohibited"),
+    Attribute("module_id", "int", "place of the module on its baseboard"),
+    Attribute("nvlink_count", "int", "NVLinks that are up"),
+    Attribute("fabric_state", "string", "NVLink fabric: not_started, in_progress or completed"),
+    Attribute("fabric_cluster", "string", "UUID of the NVLink fabric's cluster; zeros: one host"),
+    Attribute("fabric_clique", "int", "cards of one cluster and clique reach each other by NVLink"),
+    Attribute("slot_number", "int", "slot of the tray in its chassis, on rack-scale machines"),
+    Attribute("tray_index", "int", "number of the compute tray in its chassis"),
+    Attribute("host_id", "int", "number of the host in its tray"),
 )
 
-GPU = ResourceType(name="gpu", unit="card", meaning="a whole GPU", attributes=_COMMON + _GPU)
+_SLICE = (
+    Attribute("mig_profile", "string", "MIG profile, such as 1g.10gb, or 1c.3g.40gb of a part"),
+    Attribute("gpu_instance", "int", "MIG GPU instance id"),
+    Attribute("compute_instance", "int", "MIG compute instance id"),
+    Attribute("placement", "list", "its GPU instance's first memory slice on the card, and size"),
+    Attribute("compute_placement", "list", "its first compute slice in its GPU instance, and size"),
+    Attribute("memory_shared", "bool", "true where other slices use the same memory"),
+)
+
+GPU = ResourceType(
+    name="gpu", unit="card", meaning="a whole GPU", attributes=_COMMON + _GPU + _CARD
+)
 MIG = ResourceType(
-    name="mig", unit="slice", meaning="a MIG slice of a GPU", attributes=_COMMON + _GPU + _SLICE
+    name="mig",
+    unit="slice",
+    meaning="a MIG slice of a GPU (a compute instance)",
+    attributes=_COMMON + _GPU + _SLICE,
+)
+GPU_INSTANCE = ResourceType(
+    name="gi",
+    unit="GPU instance",
+    meaning="a MIG GPU instance that is no slice by itself: several share it, or none is in it",
+    attributes=_COMMON + _GPU + _SLICE,
 )
 MPS = ResourceType(
     name="mps",
@@ -55,6 +89,7 @@ MPS = ResourceType(
         *_COMMON,
         *_GPU,
         Attribute("mps_percent", "int", "share of the card's threads", unit="%"),
+        Attribute("mps_pipe_directory", "string", "where its control daemon listens"),
     ),
 )
 NIC = ResourceType(
