@@ -23,7 +23,8 @@ from xce_nodeagent.model.link import Link
 from xce_nodeagent.provider import Divides, Found, Provider
 
 _log = logging.getLogger(__name__)
-_TYPE_ORDER = {name: place for place, name in enumerate(("gpu", "mig", "mps", "nic", "ports"))}
+_TYPES = ("gpu", "mig", "gi", "mps", "nic", "ports")
+_TYPE_ORDER = {name: place for place, name in enumerate(_TYPES)}
 
 
 def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None = None) -> Inventory:

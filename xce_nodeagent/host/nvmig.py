@@ -66,8 +66,10 @@ def _placement(nvml: Any, card: Any, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu_instances(nvml: Any, card: Any) -> list[dict[str, Any]]:
-    """Give a card's GPU instances, also those without a slice: `gpu_instance placement
-    memory_bytes multiprocessors gpu_slices`. Raise NVMLError where they may not be asked about.
+    """Give a card's GPU instances, also those without a slice.
+
+    Each has `gpu_instance placement memory_bytes multiprocessors gpu_slices`. Raise NVMLError
+    where they may not be asked about.
     """
     found: list[dict[str, Any]] = []
     for profile in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):

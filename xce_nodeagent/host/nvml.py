@@ -23,7 +23,7 @@ LEFT_ALONE = "hung a prober, and is not asked again until something changes"
 Answer = tuple[str, str, dict[str, Any]]
 
 CARDS_LIMIT = 256
-"""Cards that are asked about, whatever the library counts: a minor has 8 bits (195:0 to 195:255)."""
+"""Cards that are asked about, whatever the library counts: of 256 minors some are no card's."""
 
 _CPU_WORDS, _NODE_WORDS = 128, 16  # 8192 CPUs and 1024 nodes: what Linux can be built for (x86)
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
@@ -126,7 +126,7 @@ def _driver_version(nvml: Any) -> str:
 
 
 def _cuda_version(nvml: Any) -> str:
-    """Write 12040 as 12.4. The function that asks the driver is newer than the one that does not."""
+    """Write 12040 as 12.4. The older function gives the library's version, not the driver's."""
     number = nvml.nvmlSystemGetCudaDriverVersion_v2()
     return f"{number // 1000}.{number % 1000 // 10}"
 

@@ -66,7 +66,7 @@ def domains(
     members: dict[str, list[str]] = {}
     for one in group:
         members.setdefault(top(one), []).append(one)
-    found = {}
+    found: dict[str, str] = {}
     for connected in members.values():
         if len(connected) > 1:
             switches = [one for one in connected if one not in ids]
@@ -86,6 +86,6 @@ def _pairs(ids: Mapping[str, str], ends: Ends) -> Iterator[tuple[str, str, int]]
     """
     for address, told in ends.items():
         for end in told:
-            if end.address in ids or (end.type in ("", "switch") and address in ids):
-                if end.address != address and end.type != "npu":
-                    yield address, end.address or HIDDEN, end.count
+            here = end.address in ids or end.type in ("", "switch")
+            if here and end.address != address:
+                yield address, end.address or HIDDEN, end.count

@@ -23,21 +23,12 @@ _GPU = (
     Attribute("index", "int", "place among the vendor's cards as its library counts; no identity"),
     Attribute("minor", "int", "minor number of its device node; not an identity"),
     Attribute("memory_bytes", "int", "device memory", unit="bytes"),
-    Attribute("multiprocessors", "int", "streaming multiprocessors (SMs)"),
+    Attribute("multiprocessors", "int", "streaming multiprocessors, or compute units"),
     Attribute("driver_version", "string", "version of the kernel driver"),
     Attribute("cuda_version", "string", "newest CUDA that the driver can run, major.minor"),
     Attribute("compute_capability", "string", "CUDA compute capability, major.minor"),
     Attribute("ecc_mode", "string", "memory error correction: on or off"),
     Attribute("nvlink_domain", "string", "instances with one value reach each other by NVLink"),
-    Attribute("serial", "string", "serial number of the board"),
-    Attribute("module_id", "int", "number of the module on its baseboard"),
-    Attribute("multiprocessors", "int", "streaming multiprocessors, or compute units"),
-    Attribute("gfx_target", "string", "AMD's name of the instruction set, such as gfx942"),
-    Attribute("xgmi_hive", "string", "instances with one value reach each other by XGMI"),
-    Attribute("compute_partition", "string", "how the card is divided: SPX, DPX, TPX, QPX, CPX"),
-    Attribute("memory_partition", "string", "how its memory is divided: NPS1, NPS2, NPS4, NPS8"),
-    Attribute("render_minor", "int", "minor number of its DRM render node; not an identity"),
-    Attribute("tiles", "int", "tiles of an Intel card; each is a device to Level Zero"),
 )
 
 _CARD = (
@@ -55,6 +46,12 @@ _CARD = (
     Attribute("slot_number", "int", "slot of the tray in its chassis, on rack-scale machines"),
     Attribute("tray_index", "int", "number of the compute tray in its chassis"),
     Attribute("host_id", "int", "number of the host in its tray"),
+    Attribute("gfx_target", "string", "AMD's name of the instruction set, such as gfx942"),
+    Attribute("xgmi_hive", "string", "instances with one value reach each other by XGMI"),
+    Attribute("compute_partition", "string", "how the card is divided: SPX, DPX, TPX, QPX, CPX"),
+    Attribute("memory_partition", "string", "how its memory is divided: NPS1, NPS2, NPS4, NPS8"),
+    Attribute("render_minor", "int", "minor number of its DRM render node; not an identity"),
+    Attribute("tiles", "int", "tiles of an Intel card; each is a device to Level Zero"),
 )
 
 _SLICE = (
