@@ -205,7 +205,7 @@ class Layout:
         instance = self._instances[instance_id]
         if instance.type == "mps":
             return self._instances.get(instance.parent or "", instance)
-        return None if instance.type in ("mig", "nic", "ports") else instance
+        return None if instance.type in ("mig", "gi", "nic", "ports") else instance
 
     @cached_property
     def _direct(self) -> Counter[tuple[str, frozenset[str]]]:
