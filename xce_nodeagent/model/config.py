@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from xce_nodeagent.errors import BadConfig
-from xce_nodeagent.model.policy import Policy, changed
+from xce_nodeagent.model import setting
+from xce_nodeagent.model.policy import Policy
 
 EnforcementPolicy = Literal["required", "best-effort", "off"]
 KillPolicy = Literal["none", "on-request", "term-then-kill"]
@@ -53,6 +54,18 @@ class NicConfig(Struct, frozen=True, kw_only=True):
 
     offer: tuple[str, ...] = ()
     reserve: tuple[str, ...] = ()
+
+
+class RailsConfig(Struct, frozen=True, kw_only=True):
+    """`[rails]`: which NICs are on which rail.
+
+    Entry k of `nics` names those of rail k: an instance's id, interface or RDMA device, several
+    with commas, none with an empty entry. Without it, `by` says whether structure decides
+    (model/rail.py has the rule) or nobody.
+    """
+
+    by: Literal["structure", "none"] = "structure"
+    nics: tuple[str, ...] = ()
 
 
 class ReleaseConfig(Struct, frozen=True, kw_only=True):
@@ -107,6 +120,7 @@ class Config(Struct, frozen=True, kw_only=True):
     access: AccessConfig = AccessConfig()
     ports: PortsConfig = PortsConfig()
     nic: NicConfig = NicConfig()
+    rails: RailsConfig = RailsConfig()
     release: ReleaseConfig = ReleaseConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     health: HealthConfig = HealthConfig()
@@ -114,193 +128,59 @@ class Config(Struct, frozen=True, kw_only=True):
     upstream_file: UpstreamFileConfig = UpstreamFileConfig()
 
 
-Check = Callable[[Any], Any]
-
-
-class _Fault(Exception):
-    """A value is wrong; the text says what was expected."""
-
-
-class _Faults(_Fault):
-    """Some values of a table are wrong; each has its name in front."""
-
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or "\0" in value or "\n" in value:
-        raise _Fault("expected a string on one line")
-    return value
-
-
-def _path(value: Any) -> str:
-    if value == "":
-        return ""
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        raise _Fault("expected an absolute path")
-    if ".." in value.split("/"):
-        raise _Fault("expected a path without '..'")
-    return value.rstrip("/") or "/"
-
-
-def _root(value: Any) -> str:
-    path = _path(value)
-    if path == "/":
-        raise _Fault("expected a folder below the root of the file system")
-    return path
-
-
-def _roots(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise _Fault("expected a list of absolute paths")
-    return tuple(_root(item) for item in value)
-
-
-def _user(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", value):
-        raise _Fault("expected the name of an account")
-    return value
-
-
-def _uids(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(
-        type(item) is int and 0 <= item < 1 << 32 for item in value
-    ):
-        raise _Fault("expected a list of user ids, such as [0, 991]")
-    return tuple(value)
-
-
-def _seconds(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 10 * 365 * 86_400:
-        raise _Fault("expected a whole number of seconds, 0 (not at all) to ten years")
-    return value
-
-
-def _patience(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= 3600:
-        raise _Fault("expected a whole number of seconds, 1 to 3600")
-    return value
-
-
-def _grace(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 3600:
-        raise _Fault("expected a whole number of seconds, 0 (SIGKILL at once) to 3600")
-    return value
-
-
-def _programs(value: Any) -> tuple[str, ...]:
-    expected = "programs' names as `ps -o comm` has them, of 1 to 15 bytes each"
-    if not isinstance(value, list):
-        raise _Fault(f"expected a list of {expected}")
-    for number, item in enumerate(value, 1):
-        if not isinstance(item, str):
-            raise _Fault(f"entry {number}, {item!r}: expected {expected}")
-        if (
-            not item.isprintable() or not 0 < len(item.encode()) <= 15
-        ):  # TASK_COMM_LEN is 16, with a NUL
-            raise _Fault(
-                f"entry {number}, {item!r} ({len(item.encode())} bytes): expected {expected}"
-            )
-    return tuple(value)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 1 << 31:
-        raise _Fault("expected a whole number, 0 for never")
-    return value
-
-
-def _policy(value: Any) -> dict[str, Policy]:
-    if not isinstance(value, dict):
-        raise _Fault("expected a table, such as { xid-31 = 'unhealthy slice quiet 3600' }")
-    found, faults = changed(value)
-    if faults:
-        raise _Faults(faults)
-    return found
-
-
-def _globs(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(
-        isinstance(item, str) and item.isprintable() and item and " " not in item for item in value
-    ):
-        raise _Fault(
-            "expected a list of ids, interfaces or RDMA devices, such as ['0000:18:00.0', 'eth*']"
-        )
-    return tuple(value)
-
-
-def _port_range(value: Any) -> tuple[int, int]:
-    if not isinstance(value, str) or not (m := re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)):
-        raise _Fault("expected FIRST-LAST, such as '20000-20999'")
-    first, last = int(m[1]), int(m[2])
-    if not 1 <= first <= last <= 65_535:  # a port has 16 bits
-        raise _Fault("expected FIRST-LAST with 1 <= FIRST <= LAST <= 65535")
-    return first, last
-
-
-def _profile(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,63}", value):
-        raise _Fault("expected the name of a profile, such as 'dgx-h100'")
-    return value
-
-
-def _one_of(choices: Any) -> Check:
-    allowed = get_args(choices)
-
-    def check(value: Any) -> Any:
-        if value not in allowed:
-            raise _Fault(f"expected one of {', '.join(map(repr, allowed))}")
-        return value
-
-    return check
-
-
-SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, Check]]] = {
+SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = {
     "agent": (
         "agent",
         AgentConfig,
         {
-            "user": _user,
-            "cgroup_root": _root,
-            "cgroup_allowed_roots": _roots,
-            "enforcement": _one_of(EnforcementPolicy),
-            "attempt_memory_seconds": _seconds,
-            "library_seconds": _patience,
-            "node": _text,
+            "user": setting.user,
+            "cgroup_root": setting.root,
+            "cgroup_allowed_roots": setting.roots,
+            "enforcement": setting.one_of(EnforcementPolicy),
+            "attempt_memory_seconds": setting.seconds,
+            "library_seconds": setting.patience,
+            "node": setting.text,
         },
     ),
-    "access": ("access", AccessConfig, {"prepare_uids": _uids}),
-    "ports": ("ports", PortsConfig, {"range": _port_range, "guard_root": _root}),
-    "nic": ("nic", NicConfig, {"offer": _globs, "reserve": _globs}),
+    "access": ("access", AccessConfig, {"prepare_uids": setting.uids}),
+    "ports": ("ports", PortsConfig, {"range": setting.port_range, "guard_root": setting.root}),
+    "nic": ("nic", NicConfig, {"offer": setting.globs, "reserve": setting.globs}),
+    "rails": (
+        "rails",
+        RailsConfig,
+        {"by": setting.one_of(Literal["structure", "none"]), "nics": setting.names_by_rail},
+    ),
     "release": (
         "release",
         ReleaseConfig,
         {
-            "kill": _one_of(KillPolicy),
-            "kill_grace_seconds": _grace,
-            "residents": _programs,
+            "kill": setting.one_of(KillPolicy),
+            "kill_grace_seconds": setting.grace,
+            "residents": setting.programs,
         },
     ),
     "environment": (
         "environment",
         EnvironmentConfig,
-        {"visible_devices": _one_of(Literal["uuid", "index"])},
+        {"visible_devices": setting.one_of(Literal["uuid", "index"])},
     ),
     "health": (
         "health",
         HealthConfig,
         {
-            "policy": _policy,
-            "thermal_seconds": _seconds,
-            "cool_seconds": _seconds,
-            "lost_seconds": _seconds,
-            "corrected_per_hour": _count,
+            "policy": setting.policy,
+            "thermal_seconds": setting.seconds,
+            "cool_seconds": setting.seconds,
+            "lost_seconds": setting.seconds,
+            "corrected_per_hour": setting.count,
         },
     ),
-    "simulate": ("simulate", SimulateConfig, {"profile": _profile, "device_directory": _root}),
-    "upstream.file": ("upstream_file", UpstreamFileConfig, {"path": _path}),
+    "simulate": (
+        "simulate",
+        SimulateConfig,
+        {"profile": setting.profile, "device_directory": setting.root},
+    ),
+    "upstream.file": ("upstream_file", UpstreamFileConfig, {"path": setting.path}),
 }
 """Every section and key that there is: field of `Config`, its type, and a check for each key."""
 
@@ -330,9 +210,9 @@ def parse(text: str, name: str) -> Config:
                 continue
             try:
                 values[key] = checks[key](value)
-            except _Faults as several:
+            except setting.Faults as several:
                 faults += [f"[{section}.{key}] {fault}" for fault in several.faults]
-            except _Fault as fault:
+            except setting.Fault as fault:
                 faults.append(f"[{section}] {key} = {value!r}: {fault}")
         fields[field] = kind(**values)
     if faults:
