@@ -114,6 +114,21 @@ def test_nics_follow_their_cards_through_nested_switches(recorded) -> None:
     assert every.instances == tuple(f"0000:{bus}:00.0" for pair in pairs for bus in pair)
 
 
+def test_the_rails_of_a_dgx_are_those_below_its_gpus_switches(recorded) -> None:
+    """mlx5_8 and mlx5_9 are of the same kind, and on a host bridge that no GPU is on."""
+    inventory = look(recorded(DGX))
+    rails = {one.text("rdma_device"): one.attributes["rail"] for one in inventory.instances
+             if "rail" in one.attributes}  # fmt: skip
+    assert rails == {f"mlx5_{number}": number for number in range(8)}
+    gpus = [one.id for one in inventory.instances if one.type == "gpu"]
+    assert inventory.topology["rails"]["gpus"] == {gpu: at for at, gpu in enumerate(gpus)}
+    distance = inventory.layout.between
+    assert {distance(gpus[0], nic) for nic in ("0000:0c:00.0", "0000:12:00.0")} == {"PXB"}
+    # the record does not tell NUMA nodes, and not that there is more than one
+    assert distance(gpus[0], "0000:e1:00.0") == "NODE"
+    assert distance("0000:e1:00.0", "0000:e1:00.1") == "PIX"
+
+
 def test_verbs_nodes_belong_to_their_function(recorded) -> None:
     nics = [nic for nic in look(recorded(DGX)).instances if nic.text("rdma_device")]
     assert len(nics) == 10

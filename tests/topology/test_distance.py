@@ -282,5 +282,5 @@ def test_a_gb300_of_a_cloud_as_nvidia_smi_shows_it() -> None:
 def test_a_simulated_nic_is_beside_its_card(profile: str, word: str) -> None:
     inventory = scan(Host("/nonexistent", simulate=profile), all_providers(("simulated",)))
     gpu = next(one for one in inventory.instances if one.type == "gpu")
-    nic = next(one for one in inventory.instances if one.attributes.get("rail") == 0)
+    nic = next(one for one in inventory.instances if one.text("rail") == "0")
     assert inventory.layout.between(gpu.id, nic.id) == word

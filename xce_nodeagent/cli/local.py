@@ -43,6 +43,7 @@ def _look(config: Config, sysroot: str | None = None) -> Inventory:
         device_directory=config.simulate.device_directory,
         port_range=config.ports.range,
         nic=config.nic,
+        rails=config.rails,
     )
     found, _, _ = advance(scan(host, all_providers()), {}, 0)
     return found

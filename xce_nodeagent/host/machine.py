@@ -15,7 +15,7 @@ import msgspec
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.host.tree import Tree
-from xce_nodeagent.model.config import NicConfig
+from xce_nodeagent.model.config import NicConfig, RailsConfig
 
 PAGE = 4096
 """What an attribute of sysfs has at most."""
@@ -50,6 +50,7 @@ class Host:
         device_directory: str = "/dev/xce-sim",
         port_range: tuple[int, int] | None = None,
         nic: NicConfig | None = None,
+        rails: RailsConfig | None = None,
     ) -> None:
         self.root = Path(root)
         self.live = self.root == Path("/") if live is None else live
@@ -60,6 +61,7 @@ class Host:
         self.device_directory = device_directory
         self.port_range = port_range
         self.nic = nic or NicConfig()
+        self.rails = rails or RailsConfig()
         self.held_ports: frozenset[int] = frozenset()
 
     def path(self, name: str) -> Path:

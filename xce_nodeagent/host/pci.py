@@ -74,19 +74,24 @@ def identifier(host: Host, address: str, name: str) -> int | None:
 def facts(host: Host, address: str, code: int | None = None) -> dict[str, str | int]:
     """Give what a picture or an export needs of a function: class, vendor, device, link.
 
-    class, vendor and device are hexadecimal without 0x. `link_speed` (such as `16.0 GT/s PCIe`)
-    and `link_width` are the most that its own port can do; the link above it has the lesser of
-    both its ends. What it does now is not told: cards slow down when idle. Conventional PCI has
-    no link, and virtual machines say "Unknown" or a width of 0 or 255.
+    class, vendor, device, subsystem_vendor and subsystem_device are hexadecimal without 0x.
+    `link_speed` (such as `16.0 GT/s PCIe`) and `link_width` are the most that its own port can do;
+    the link above it has the lesser of both its ends. What it does now is not told: cards slow
+    down when idle. Conventional PCI has no link, and virtual machines say "Unknown" or a width of
+    0 or 255.
     """
     folder = f"/sys/bus/pci/devices/{address}"
     found: dict[str, str | int] = {}
     code = host.number(f"{folder}/class") if code is None else code
     if code is not None:
         found["class"] = f"{code:06x}"
-    for name in ("vendor", "device"):
-        if (number := identifier(host, address, name)) is not None:
-            found[name] = f"{number:04x}"
+    event = host.read(f"{folder}/uevent") or ""  # what it tells needs no file of its own
+    for key, prefix in (("PCI_ID", ""), ("PCI_SUBSYS_ID", "subsystem_")):
+        told = re.search(rf"^{key}=([0-9A-Fa-f]+):([0-9A-Fa-f]+)$", event, re.MULTILINE)
+        for place, name in enumerate(("vendor", "device"), 1):
+            number = int(told[place], 16) if told else identifier(host, address, prefix + name)
+            if number is not None:
+                found[prefix + name] = f"{number:04x}"
     speed = host.read(f"{folder}/max_link_speed") or ""
     if re.match(r"\d", speed):
         found["link_speed"] = speed

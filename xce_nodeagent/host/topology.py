@@ -31,7 +31,7 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
     - `numa_nodes`: id, cpus, package, and the distances to all nodes by rising id, those of
       `memory_nodes` among them.
     - `memory_nodes`: ids of NUMA nodes without CPUs: the memory of a GPU on POWER9 or Grace, CXL.
-    - `pci`: by address: class, vendor, device, link_speed, link_width (see `pci.facts`), root,
+    - `pci`: by address: what `pci.facts` gives (class, vendor, device, link_speed, ...), root,
       bridges from the root down, numa_node. Network, display and processing functions,
       NVSwitches, and the addresses in `also`.
     - `bridges`: by address, the same facts of every bridge above those.

@@ -6,13 +6,12 @@ process gives up that right. Where libudev is missing, the module can be importe
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Collection
 from typing import Any
 
-from xce_nodeagent.host.event import LOST, Event
+from msgspec import Struct
 
 try:
     import pyudev
@@ -20,19 +19,28 @@ except ImportError:
     pyudev = None
 
 SUBSYSTEMS = (
-    "pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "drm", "nvidia",
-    "kfd", "accel", "habanalabs", "module", "node", "cpu",
+    "pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "drm", "nvidia", "kfd",
+    "accel", "node", "cpu",
 )  # fmt: skip
-"""Where a change can be one of the inventory. A module that is loaded registers device numbers."""
+"""Where a change can be one of the inventory."""
+
+
+class Event(Struct, frozen=True):
+    """Something came, went or changed. `name` is the kernel's own of the device."""
+
+    action: str
+    subsystem: str
+    name: str
+
 
 BUFFER = 1 << 20
 """Bytes of events that the kernel keeps for us, if it lets us have so many: some thousands."""
 
-AT_ONCE = 128
-"""Events that are taken one by one; of more, it is enough to know that there were more."""
+AT_ONCE = 256
+"""Events that are taken before everything else gets its turn."""
 
-_SKIP_AT_ONCE = 1 << 14
-_HEAD = 64  # the rest of a message is dropped by the kernel
+LOST = Event("lost", "", "")
+"""In the place of events that the kernel had no room for: anything may have changed."""
 
 
 class Monitor:
@@ -60,26 +68,18 @@ class Monitor:
         return int(self._monitor.fileno())
 
     def drain(self) -> tuple[Event, ...]:
-        """Take the events that are there, without waiting; LOST stands for those that are not.
+        """Take events that are there, without waiting; LOST stands for those that are not.
 
-        A storm is not read to its end one by one: that would take a second of this thread, which
-        serves the jobs, and a look at everything takes some milliseconds.
+        The socket stays readable where there are more than some.
         """
-        events: dict[Event, None] = {}
+        events: list[Event] = []
         try:
-            for _ in range(AT_ONCE):
-                device = self._monitor.poll(timeout=0)
-                if device is None:
-                    return tuple(events)
-                events[Event(device.action or "", device.subsystem or "", device.sys_name)] = None
-            self._skip()
+            while len(events) < AT_ONCE and (device := self._monitor.poll(timeout=0)) is not None:
+                subsystem = device.subsystem or ""
+                events.append(Event(device.action or "", subsystem, str(device.sys_name)))
         except OSError:
             # ENOBUFS (netlink(7)), but pyudev looks at poll(2) first and says nothing but that it
             # failed. It does so until the error is taken, and the socket is readable all the while.
             self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        return (*events, LOST)
-
-    def _skip(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(_SKIP_AT_ONCE):
-                self._socket.recv(_HEAD, socket.MSG_DONTWAIT)
+            events.append(LOST)
+        return tuple(events)

@@ -40,7 +40,8 @@ class Site(NamedTuple):
     """Where an instance is: the host bridge and the bridges below it, and the NUMA node.
 
     `switches` are the upstream ports of the PCIe switches on the way, from the root down. `path`
-    is empty for what hangs on no PCI bus; `numa` is -1 where it is not known.
+    is empty for what hangs on no PCI bus; `numa` is -1 where it is not known, and the host has
+    several.
     """
 
     address: str
@@ -89,6 +90,7 @@ class Layout:
         self._packages: dict[int, int] = {node["id"]: node.get("package", -1) for node in nodes}
         self._memory = frozenset(memory)
         self._links: Iterable[Mapping[str, Any]] = topology.get("links", ())
+        self._rails: Mapping[str, int] = topology.get("rails", {}).get("gpus", {})
         self._sites: dict[str, Site] = {}
         self._near: dict[tuple[str, str], tuple[int, int, int]] = {}
 
@@ -118,7 +120,7 @@ class Layout:
             return "PIX" if max(len(here.path), len(there.path)) - common <= 1 else "PXB"
         if common:
             return "PHB"
-        return "NODE" if self._one_node(here.numa, there.numa) else "SYS"
+        return "NODE" if here.numa == there.numa != -1 else "SYS"
 
     def nearness(self, one: str, other: str) -> tuple[int, int, int]:
         """Give a key that sorts pairs by their way over PCI: the nearer, the less.
@@ -144,6 +146,24 @@ class Layout:
             return 10
         return self._nodes[one].get(other, _FAR) if one in self._nodes else _FAR
 
+    def function(self, instance_id: str) -> Mapping[str, Any]:
+        """Give what the topology has of an instance's PCI function; nothing where it has none."""
+        address = self._instances[instance_id].text("pci_address")
+        found: Mapping[str, Any] = self._tree.get(address, {})
+        return found
+
+    def rail(self, instance_id: str) -> int | None:
+        """Give the rail of a NIC, or of the NIC that is a GPU's own; None where there is none.
+
+        Slices and shares are on the rail of their card.
+        """
+        instance = self._instances[instance_id]
+        for one in (instance_id, instance.parent or ""):
+            if one in self._rails:
+                return self._rails[one]
+        told = instance.number("rail")
+        return told if told >= 0 else None
+
     def package(self, numa: int) -> int:
         """Give the package (the socket) that a NUMA node is in; -1 where that is not known."""
         return self._packages.get(numa, -1)
@@ -160,6 +180,8 @@ class Layout:
             switches = (switch,) if root and switch else ()
             path = (root, *switches) if root else ()
         numa = instance.number("numa_node", (function or {}).get("numa_node", -1))
+        if numa == -1 and len(self._nodes) <= 1:
+            numa = next(iter(self._nodes), 0)
         return Site(address, path, switches, self._with_cpus(numa))
 
     def _with_cpus(self, numa: int) -> int:
@@ -167,11 +189,6 @@ class Layout:
         if numa not in self._memory or not self._nodes:
             return numa
         return min(self._nodes, key=lambda node: (self._nodes[node].get(numa, _FAR), node))
-
-    def _one_node(self, one: int, other: int) -> bool:
-        if -1 in (one, other):
-            return len(self._nodes) <= 1
-        return one == other
 
     # ---- links that go past PCI -----------------------------------------------------------------
 

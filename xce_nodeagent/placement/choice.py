@@ -234,7 +234,7 @@ class _Choosing:
         """Give the cards that take turns: one for each rail, or below each bridge of a root."""
         homes: dict[tuple[object, ...], Instance] = {}
         for card in self._cards:
-            rail = self._rail(card)
+            rail = self._layout.rail(card.id)
             place = self._layout.site(card.id).path[:2] or (card.id,)
             homes.setdefault(place if rail is None else (rail,), card)
         return list(homes.values())
@@ -242,15 +242,9 @@ class _Choosing:
     def _to_nic(self, card: Instance, nic: Instance) -> tuple[int | bool, ...]:
         """Sort by the way over PCI; of equal ways, the card's own rail, and then any."""
         far, *nearer = self._layout.nearness(card.id, nic.id)
-        rail = nic.attributes.get("rail")
-        return (far, rail is None or rail != self._rail(card), *nearer, rail is None)
-
-    def _rail(self, card: Instance) -> int | None:
-        """Give the rail of a card, or of the card that it is a part of."""
-        for one in (card, self._inventory.by_id().get(card.parent or "")):
-            if one is not None and one.number("rail") >= 0:
-                return one.number("rail")
-        return None
+        rail = self._layout.rail(nic.id)
+        own = rail is not None and rail == self._layout.rail(card.id)
+        return (far, not own, *nearer, rail is None)
 
 
 def _summary(reasons: Iterable[str]) -> str:

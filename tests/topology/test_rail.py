@@ -1,0 +1,396 @@
+"""Which NIC is on which rail: by structure, by configuration, or by neither."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from topology.trees import card, function, machine
+
+from xce_nodeagent.discovery import scan
+from xce_nodeagent.host import Host
+from xce_nodeagent.model.config import RailsConfig
+from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.rail import Rails, decide, with_rails
+from xce_nodeagent.model.request import parse
+from xce_nodeagent.placement import choose
+from xce_nodeagent.provider import Found
+from xce_nodeagent.providers import all_providers
+
+SHARED = Path(__file__).parents[3] / "shared" / "machines"
+CONNECTX = {"vendor": "mellanox", "model": "ConnectX-7", "rdma_device": "mlx5"}
+
+
+def rails(inventory: Inventory, **config: Any) -> Rails:
+    return decide(inventory.instances, inventory.layout, RailsConfig(**config))
+
+
+def below(pci: dict[str, Any], bus: int, address: str, numa: int = 0) -> str:
+    """Place a card below a port of the switch of one bus, and give its address."""
+    root = f"pci0000:{bus:02x}"
+    pci[address] = function(root, f"{root}-port", f"{root}-up", f"{root}-{address}", numa=numa)
+    return address
+
+
+def rail_optimized(
+    count: int = 4, extra: Iterable[tuple[int, str, dict[str, Any]]] = ()
+) -> Inventory:
+    """Give a host of so many GPUs, each with a NIC below its switch, and more NICs below some."""
+    pci: dict[str, Any] = {}
+    cards = []
+    for at in range(count):
+        bus = 0x10 * (at + 1)
+        cards.append(card(below(pci, bus, f"0000:{bus + 1:02x}:00.0")))
+        cards.append(card(below(pci, bus, f"0000:{bus + 3:02x}:00.0"), "nic", **CONNECTX))
+    for at, address, facts in extra:
+        cards.append(card(below(pci, 0x10 * (at + 1), address), "nic", **facts))
+    return machine(cards, pci)
+
+
+def test_each_gpu_has_its_own_nic() -> None:
+    found = rails(rail_optimized())
+    assert found.by == "structure"
+    assert found.nics == {f"0000:{n}3:00.0": n - 1 for n in range(1, 5)}
+    assert found.gpus == {f"0000:{n}1:00.0": n - 1 for n in range(1, 5)}
+
+
+STORAGE = "0000:22:00.0"  # below the second GPU's switch, and before its rail's NIC
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "ConnectX-6 Lx"},
+        {"board_id": "another"},
+        {"bond": "bond0"},
+    ],
+)
+def test_a_nic_of_another_kind_that_is_as_near_is_on_no_rail(other: dict[str, Any]) -> None:
+    found = rails(rail_optimized(extra=[(1, STORAGE, CONNECTX | other)]))
+    assert found.nics == rails(rail_optimized()).nics
+
+
+def test_a_board_is_told_apart_by_its_subsystem_too() -> None:
+    inventory = rail_optimized(extra=[(1, STORAGE, CONNECTX)])
+    inventory.topology["pci"][STORAGE]["subsystem_device"] = "0042"
+    assert rails(inventory).nics == rails(rail_optimized()).nics
+
+
+def test_a_card_of_two_ports_is_of_another_kind_than_cards_of_one() -> None:
+    extra = [(1, STORAGE, CONNECTX), (1, STORAGE[:-1] + "1", CONNECTX)]
+    assert rails(rail_optimized(extra=extra)).nics == rails(rail_optimized()).nics
+
+
+def test_where_two_could_be_a_gpus_own_neither_is_and_the_others_keep_theirs() -> None:
+    found = rails(rail_optimized(extra=[(1, STORAGE, CONNECTX)]))
+    assert found.nics == {f"0000:{n}3:00.0": n - 1 for n in (1, 3, 4)}
+    assert found.gpus["0000:21:00.0"] == 1
+
+
+def test_of_two_kinds_the_faster_one_that_knows_rdma_makes_the_rails() -> None:
+    slow = {"vendor": "intel", "model": "E810", "speed_mbps": 25_000}
+    extra = [(at, f"0000:{at + 1}5:00.0", slow) for at in range(4)]
+    assert rails(rail_optimized(extra=extra)).nics == rails(rail_optimized()).nics
+    twins = [(at, one, CONNECTX | {"model": "ConnectX-6"}) for at, one, _ in extra]
+    assert rails(rail_optimized(extra=twins)) == Rails()
+
+
+def test_a_port_that_is_down_or_of_another_link_layer_stays_on_its_rail() -> None:
+    """On a DGX A100 some ports are InfiniBand and some Ethernet, as somebody configured them."""
+    inventory = rail_optimized()
+    changed = [
+        structs.replace(one, attributes={**one.attributes, **more})
+        for one, more in zip(
+            inventory.instances,
+            ({}, {"state": "down"}, {}, {"link_layer": "ethernet", "speed_mbps": 1}) * 2,
+            strict=True,
+        )
+    ]
+    assert rails(structs.replace(inventory, instances=tuple(changed))) == rails(inventory)
+
+
+@given(st.integers(3, 8), st.data())
+def test_a_nic_that_is_gone_takes_no_number_from_the_others(count: int, data: Any) -> None:
+    whole = rail_optimized(count)
+    gone = data.draw(st.sampled_from([one.id for one in whole.instances if one.type == "nic"]))
+    left = structs.replace(whole, instances=tuple(i for i in whole.instances if i.id != gone))
+    expected = {one: number for one, number in rails(whole).nics.items() if one != gone}
+    assert rails(left) == structs.replace(rails(whole), nics=expected)
+
+
+@given(st.integers(2, 8), st.randoms(use_true_random=False))
+def test_the_order_of_instances_makes_no_difference(count: int, random: Any) -> None:
+    inventory = rail_optimized(count, [(1, STORAGE, CONNECTX | {"model": "another"})])
+    mixed = list(inventory.instances)
+    random.shuffle(mixed)
+    assert rails(structs.replace(inventory, instances=tuple(mixed))) == rails(inventory)
+
+
+def test_virtual_functions_are_on_the_rail_of_their_physical_one() -> None:
+    inventory = rail_optimized()
+    physical = "0000:13:00.0"
+    inventory.topology["pci"]["0000:13:00.7"] = inventory.topology["pci"][physical]
+    virtual = card("0000:13:00.7", "nic", physical_function=physical, **CONNECTX)
+    more = structs.replace(inventory, instances=(*inventory.instances, virtual))
+    assert rails(more).nics == rails(inventory).nics | {virtual.id: 0}
+
+
+def test_two_gpus_may_share_a_rail() -> None:
+    """DGX-2: two GPUs and one NIC below each switch."""
+    pci: dict[str, Any] = {}
+    cards = []
+    for bus in (0x10, 0x20, 0x30):
+        cards += [card(below(pci, bus, f"0000:{bus + at:02x}:00.0")) for at in (1, 2)]
+        cards.append(card(below(pci, bus, f"0000:{bus + 3:02x}:00.0"), "nic", **CONNECTX))
+    found = rails(machine(cards, pci))
+    assert list(found.nics.values()) == [0, 1, 2]
+    assert list(found.gpus.values()) == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_is_no_structure_of_rails() -> None:
+    assert rails(rail_optimized(1)) == Rails()
+    assert rails(machine([], {})) == Rails()
+    nics = [one for one in rail_optimized().instances if one.type == "nic"]
+    assert rails(structs.replace(rail_optimized(), instances=tuple(nics))) == Rails()
+    # three GPUs and two NICs below one switch
+    pci: dict[str, Any] = {}
+    cards = [card(below(pci, 0x10, f"0000:1{n}:00.0")) for n in (1, 2, 3)]
+    cards += [card(below(pci, 0x10, f"0000:1{n}:00.0"), "nic", **CONNECTX) for n in (4, 5)]
+    assert rails(machine(cards, pci)) == Rails()
+
+
+# ---- machines that hide their switches -------------------------------------------------------
+
+
+def hidden(nodes: Sequence[int | None], nics_on: Sequence[int | None], **facts: Any) -> Inventory:
+    """Give a host whose devices have a host bridge each."""
+    pci: dict[str, Any] = {}
+    for kind, where in (("0", nodes), ("1", nics_on)):
+        for at, numa in enumerate(where):
+            one = f"{kind}{at:03d}:00:00.0"
+            pci[one] = function(f"pci{one[:7]}", numa=numa)
+    cards = [
+        card(one, "gpu" if one[0] == "0" else "nic", **(facts if one[0] == "1" else {}))
+        for one in pci
+    ]
+    return machine(cards, pci, nodes=sorted({numa for numa in nodes if numa is not None}))
+
+
+def test_by_numa_node_where_there_is_a_nic_for_each_gpu() -> None:
+    found = rails(hidden([0, 0, 1, 1], [0, 1, 1, 0], **CONNECTX))
+    assert [found.nics[f"1{at:03d}:00:00.0"] for at in range(4)] == [0, 2, 3, 1]
+    without_nodes = rails(hidden([None] * 2, [None] * 2, **CONNECTX))
+    assert list(without_nodes.nics.values()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nics", "facts"),
+    [
+        ([0, 0, 1, 1], [0, 1], CONNECTX),  # no NIC for each
+        ([0, 0, 1, 1], [0, 0, 1], CONNECTX),  # one is gone, and nothing says which
+        ([0, 0, 1, 1], [0, 0, 1, 1], {"vendor": "virtio"}),
+        ([0, None], [0, 1], CONNECTX),
+        ([0], [0], CONNECTX),
+    ],
+)
+def test_without_switches_nothing_is_guessed(gpus: Any, nics: Any, facts: Any) -> None:
+    assert rails(hidden(gpus, nics, **facts)) == Rails()
+
+
+# ---- told ------------------------------------------------------------------------------------
+
+
+def test_the_configuration_goes_before_structure() -> None:
+    inventory = rail_optimized()
+    named = structs.replace(
+        inventory,
+        instances=tuple(
+            structs.replace(one, attributes={**one.attributes, "netdev": f"eth{at}"})
+            for at, one in enumerate(inventory.instances)
+        ),
+    )
+    found = rails(named, nics=("0000:43:00.0", "", "eth1, eth3", "no-such"))
+    assert (found.by, found.unknown) == ("configuration", ("no-such",))
+    assert found.nics == {"0000:43:00.0": 0, "0000:13:00.0": 2, "0000:23:00.0": 2}
+    # to the third GPU all are equally near: its own is the first of them
+    assert found.gpus == {
+        "0000:41:00.0": 0, "0000:11:00.0": 2, "0000:21:00.0": 2, "0000:31:00.0": 0,
+    }  # fmt: skip
+
+
+def test_nobody_says() -> None:
+    assert rails(rail_optimized(), by="none") == Rails()
+
+
+@pytest.mark.parametrize("profile", ["dgx-h100", "mi300x", "gb200", "dgx-a100-mig"])
+def test_what_a_provider_tells_stays_and_structure_would_say_the_same(profile: str) -> None:
+    inventory = scan(Host("/nonexistent", simulate=profile), all_providers(("simulated",)))
+    told = {one.id: one.number("rail") for one in inventory.instances if "rail" in one.attributes}
+    assert inventory.topology["rails"]["nics"] == {}
+    stripped = tuple(
+        structs.replace(one, attributes={k: v for k, v in one.attributes.items() if k != "rail"})
+        for one in inventory.instances
+    )
+    found = decide(stripped, inventory.layout, RailsConfig())
+    assert found.nics == told
+    assert found.gpus == inventory.topology["rails"]["gpus"]
+    assert with_rails(stripped, found) == inventory.instances
+
+
+class Told:
+    """A provider that says what a test wants it to."""
+
+    name = "told"
+    types = ()
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+
+    def discover(self, host: Host) -> Found:
+        return self.found
+
+    def plan(self, grant: Any) -> Any:
+        raise NotImplementedError
+
+
+def told(instances: Iterable[Instance]) -> Told:
+    return Told(Found(instances=tuple(structs.replace(i, provider="told") for i in instances)))
+
+
+def alone(**config: Any) -> Host:
+    return Host("/nonexistent", rails=RailsConfig(**config))
+
+
+PAIRS = [
+    card(f"0000:{n}{at}:00.0", kind, pcie_root=f"r{n}", pcie_switch=f"s{n}", **facts)
+    for n in (1, 2)
+    for at, kind, facts in ((1, "gpu", {}), (2, "nic", {"netdev": f"eth{n}", **CONNECTX}))
+]  # fmt: skip
+
+
+def test_discovery_finds_rails_anew_each_time() -> None:
+    first = scan(alone(), [told(PAIRS)])
+    assert {i.id: i.number("rail") for i in first.instances if i.type == "nic"} == {
+        "0000:12:00.0": 0, "0000:22:00.0": 1,
+    }  # fmt: skip
+    silent = Told(Found(state="error", reason="no answer"))
+    assert scan(alone(), [silent], first).instances == first.instances
+    changed = scan(alone(nics=["eth2", "eth1"]), [silent], first)
+    assert [i.number("rail") for i in changed.instances if i.type == "nic"] == [1, 0]
+    assert changed.topology["rails"]["by"] == "configuration"
+    off = scan(alone(by="none"), [silent], changed)
+    assert not any("rail" in i.attributes for i in off.instances)
+
+
+def test_a_name_that_no_nic_has_is_a_problem_and_no_more() -> None:
+    found = scan(alone(nics=["eth1", "eth9"]), [told(PAIRS)])
+    (problem,) = found.problems
+    assert (problem.provider, problem.state) == ("rails", "error")
+    assert "'eth9'" in problem.reason
+    assert [i.text("rail") for i in found.instances if i.type == "nic"] == ["0", ""]
+
+
+def test_placement_takes_a_cards_own_nic_where_another_is_as_near() -> None:
+    inventory = rail_optimized(extra=[(1, STORAGE, CONNECTX | {"model": "DPU"})])
+    found = rails(inventory)
+    inventory = structs.replace(
+        inventory,
+        instances=with_rails(inventory.instances, found),
+        topology={**inventory.topology, "rails": {"nics": {}, "gpus": found.gpus}},
+    )
+    choice = choose(inventory, parse("rusage[nic=1]"), near={"0000:21:00.0"})
+    assert choice.instances == ("0000:23:00.0",)
+    # two cards below one switch, and a rail each
+    pair = "0000:25:00.0"
+    pci = inventory.topology["pci"]
+    below(pci, 0x20, pair)
+    own = below(pci, 0x20, "0000:26:00.0")
+    both = structs.replace(
+        inventory,
+        instances=(*inventory.instances, card(pair), card(own, "nic", rail=9, **CONNECTX)),
+        topology={
+            **inventory.topology, "pci": pci, "rails": {"gpus": {**found.gpus, pair: 9}},
+        },
+    )  # fmt: skip
+    choice = choose(both, parse("rusage[nic=2]"), near={"0000:21:00.0", pair})
+    assert set(choice.instances) == {"0000:23:00.0", own}
+    assert choose(both, parse("rusage[nic=1]"), near={pair}).instances == (own,)
+
+
+# ---- machines that were recorded --------------------------------------------------------------
+
+
+def of_launch_kit(name: str, *, boards: bool) -> tuple[Inventory, dict[str, int]]:
+    """Read what NVIDIA's Kubernetes launch kit says of a host's ports, and place them so."""
+    text = (SHARED / f"k8s-launch-kit/{name}.topology.yaml").read_text("utf-8")
+    pci: dict[str, Any] = {}
+    cards = [card(below(pci, 0x10 * (at + 1), f"0000:{at + 1}1:00.0", at // 4)) for at in range(8)]
+    expected = {}
+    for entry in text.split("  - deviceID: ")[1:]:
+        facts = dict(
+            re.findall(r"^ *(\w+): *\"?([^\"\n]*)\"?$", "deviceID: " + entry, re.MULTILINE)
+        )
+        address, numa = facts["pciAddress"], int(facts["numaNode"])
+        if facts["gpuProximity"] == "PIX":
+            below(pci, 0x10 * (int(facts["connectedGPU"][3:]) + 1), address, numa)
+        else:
+            root = f"pci{address[:7]}"
+            pci[address] = function(root, f"{root}-port", numa=numa)
+        more = {"rdma_device": facts["rdmaDevice"]} if facts["rdmaDevice"] else {}
+        more |= {"board_id": facts["psid"] or facts["partNumber"]} if boards else {}
+        cards.append(card(address, "nic", vendor="mellanox", model=facts["deviceID"], **more))
+        if "rail" in facts:
+            expected[address] = int(facts["rail"])
+    return machine(cards, pci), expected
+
+
+@pytest.mark.needs("recorded")
+@pytest.mark.parametrize("name", ["PowerEdge-XE9680", "ThinkSystem-SR680a-V3"])
+@pytest.mark.parametrize("boards", [True, False])
+def test_rails_of_real_hosts(name: str, boards: bool) -> None:  # a parameter
+    inventory, expected = of_launch_kit(name, boards=boards)
+    assert len(expected) == 8
+    assert rails(inventory).nics == expected
+    assert list(rails(inventory).gpus.values()) == list(range(8))
+
+
+EFA = {"vendor": "amazon", "model": "EFA", "rdma_device": "rdmap"}
+
+
+@pytest.mark.needs("recorded")
+@pytest.mark.parametrize(
+    ("name", "facts", "count"),
+    [("aws/p4d-24xl-topo", EFA, 4), ("azure/ndv4-topo", CONNECTX, 8)],
+)
+def test_rails_of_cloud_machines_whose_switches_are_hidden(
+    name: str, facts: dict[str, Any], count: int
+) -> None:
+    """The file tells NCCL of switches; the guest sees host bridges and NUMA nodes alone."""
+    tree = ET.parse(SHARED / f"nccl-topo/{name}.xml")  # noqa: S314  # a file of our own folder
+    pci: dict[str, Any] = {}
+    cards: list[Instance] = []
+    switches: list[list[str]] = []
+    for cpu in tree.iter("cpu"):
+        for switch in cpu.findall("pci"):
+            switches.append([])
+            for one in switch.findall("pci"):
+                address = one.attrib["busid"]
+                pci[address] = function(f"pci{address[:7]}", numa=int(cpu.attrib["numaid"]))
+                gpu = one.attrib["class"].startswith("0x03")
+                cards.append(card(address, "gpu" if gpu else "nic", **({} if gpu else facts)))
+                switches[-1].append(address)
+    nodes = sorted({one["numa_node"] for one in pci.values()})
+    found = rails(machine(cards, pci, nodes=nodes))
+    assert sorted(found.nics.values()) == list(range(count))
+    assert len(found.gpus) == 8
+    for below_one in switches:  # a rail joins what the file has below one switch
+        of_gpus = {found.gpus[one] for one in below_one if one in found.gpus}
+        assert of_gpus == {found.nics[one] for one in below_one if one in found.nics}
