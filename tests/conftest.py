@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +90,14 @@ def _systemd() -> str:
     return "" if shutil.which("systemd-analyze") else "needs systemd-analyze, from systemd"
 
 
+def _lstopo() -> str:
+    return "" if shutil.which("lstopo-no-graphics") else "needs lstopo, from hwloc-nox"
+
+
+def _umockdev() -> str:
+    return "" if shutil.which("umockdev-run") else "needs umockdev-run, from umockdev"
+
+
 def _plain() -> str:
     return "" if os.geteuid() else "needs a plain user"
 
@@ -109,6 +119,8 @@ NEEDS: dict[str, Callable[[], str]] = {
     "nspawn": _nspawn,
     "systemd": _systemd,
     "recorded": _recorded,
+    "lstopo": _lstopo,
+    "umockdev": _umockdev,
 }
 
 # The machine is shared and slow at times: a deadline for one example would fail by chance.
@@ -124,6 +136,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(by_path("worker.py").Worker())
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how much of the machines that others recorded was compared (tests/recorded)."""
+    told = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "recorded" and report.when == "teardown"
+    ]
+    if told:
+        machines, values = {machine for machine, _, _ in told}, sum(count for _, count, _ in told)
+        terminalreporter.write_line(
+            f"recorded machines: {len(machines)}, values compared: {values:,},"
+            f" explained differences: {sum(explained for _, _, explained in told)}"
+        )
 
 
 @functools.cache
@@ -188,4 +217,20 @@ def agent(agents: ModuleType, tmp_path: Path) -> Iterator[str]:
 def small(tmp_path: Path) -> Path:
     """The root of a small machine of the project's own; a test may change it."""
     root: Path = by_path("machines/small.py").write(tmp_path / "small")
+    return root
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make the root of a machine that others recorded, once, and give it."""
+    made: dict[str, Path] = {}
+    if str(Path(__file__).parent) not in sys.path:
+        sys.path.insert(0, str(Path(__file__).parent))
+    recording = importlib.import_module("recorded.recording")
+
+    def root(name: str) -> Path:
+        if name not in made:
+            made[name] = recording.write(name, tmp_path_factory.mktemp("machine"))
+        return made[name]
+
     return root

@@ -25,6 +25,8 @@ TOGETHER = {
     "cli": "opened",
     "hooks": "opened",
     "privileged/test_fences.py": "opened",
+    # Trees of recorded machines, which are made once.
+    "recorded": "recorded",
     # One image, which is made from the network when there is none.
     "systemd": "image",
 }

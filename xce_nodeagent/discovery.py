@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
-from xce_nodeagent.host import Host, topology
+from xce_nodeagent.host import Host, cpulist, topology
 from xce_nodeagent.model import rail, reservation
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
@@ -249,7 +249,7 @@ def _attributes(host: Host, cpu: dict[str, Any]) -> dict[str, Any]:
         "architecture": cpu.get("arch"),
         "operating_system": system[1] if system else None,
         "cpu_model": cpu.get("model_name"),
-        "cpus": len(topology.cpu_list(online)) if online else None,
+        "cpus": len(cpulist.read(online)) if online else None,
         "memory_bytes": int(memory[1]) << 10 if memory else None,
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xce_nodeagent.host.topology import cpu_list
+from xce_nodeagent.host import cpulist
 from xce_nodeagent.model import environment
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.plan import SetEnv
@@ -135,7 +135,7 @@ def test_a_grant_takes_the_place_of_what_hides() -> None:
 
 @given(st.sets(st.integers(1, 65535), max_size=50))
 def test_ranges_hold_every_number_once(numbers: set[int]) -> None:
-    assert cpu_list(environment.ranges(numbers)) == tuple(sorted(numbers))
+    assert cpulist.read(environment.ranges(numbers)) == tuple(sorted(numbers))
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

@@ -12,7 +12,7 @@ import pytest
 
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadConfig
-from xce_nodeagent.host import Host, topology
+from xce_nodeagent.host import Host, cpulist, topology
 from xce_nodeagent.model.environment import ranges
 from xce_nodeagent.model.instance import DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, advance
@@ -155,22 +155,22 @@ def test_the_order_does_not_depend_on_who_was_asked_first() -> None:
     [("0-3,8", (0, 1, 2, 3, 8)), ("", ()), ("0", (0,)), ("x", ()), ("2-1", ())],
 )
 def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
-    assert topology.cpu_list(text) == cpus
-    assert topology.cpu_list(ranges(cpus)) == cpus
+    assert cpulist.read(text) == cpus
+    assert cpulist.read(ranges(cpus)) == cpus
 
 
 def test_masks_of_older_kernels_are_read(tmp_path: Path) -> None:
     (tmp_path / "cpumap").write_text("00000001,80000003\n")
-    assert topology.cpus_in(Host(tmp_path), "/", "cpu") == (0, 1, 31, 32)
+    assert cpulist.inside(Host(tmp_path), "/", "cpu") == (0, 1, 31, 32)
 
 
 def test_the_topology_of_this_machine_agrees_with_the_kernels_own_lists() -> None:
     found_topology = topology.read(Host())
-    online = topology.cpu_list(Path("/sys/devices/system/cpu/online").read_text())
+    online = cpulist.read(Path("/sys/devices/system/cpu/online").read_text())
     for level in ("packages", "numa_nodes"):
-        cpus = [cpu for one in found_topology[level] for cpu in topology.cpu_list(one["cpus"])]
+        cpus = [cpu for one in found_topology[level] for cpu in cpulist.read(one["cpus"])]
         assert sorted(cpus) == list(online)
-    cores = [cpu for core in found_topology["cores"] for cpu in topology.cpu_list(core)]
+    cores = [cpu for core in found_topology["cores"] for cpu in cpulist.read(core)]
     assert sorted(cores) == list(online)
 
 

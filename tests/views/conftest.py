@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,6 @@ def simulated(tmp_path_factory):
     """Give the inventory of a profile, and of nothing else."""
     nothing = tmp_path_factory.mktemp("nothing")
     return lambda name: inventory_of(Host(nothing, live=False, simulate=name))
-
-
-def _machines() -> Any:
-    """Load what unpacks recorded machines; the folders of tests are no packages."""
-    path = Path(__file__).parents[1] / "machines/conftest.py"
-    spec = importlib.util.spec_from_file_location("xce_test_machines", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-recorded = _machines().recorded
 
 
 @pytest.fixture(params=RECORDED)

@@ -6,9 +6,9 @@ Sources: kernel Documentation/ABI/testing/sysfs-class-net and ABI/stable/sysfs-c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from xce_nodeagent.host import pci
 from xce_nodeagent.host.machine import Host
@@ -53,12 +53,24 @@ def interfaces(host: Host) -> tuple[Interface, ...]:
     internal switch and belong to the host.
     """
     found = (_interface(host, name) for name in host.names(_NET))
-    return tuple(interface for interface in found if interface is not None)
+    return tuple(_told_apart(interface for interface in found if interface is not None))
+
+
+def _told_apart(found: Iterable[Interface]) -> Iterator[Interface]:
+    """Number the ports of a function anew where its driver does not tell them apart."""
+    used: set[tuple[str, int]] = set()
+    for one in found:
+        number = one.port
+        if one.place is not None:
+            while (one.place.address, number) in used:
+                number += 1
+            used.add((one.place.address, number))
+        yield one if number == one.port else structs.replace(one, port=number)
 
 
 def _interface(host: Host, name: str) -> Interface | None:
     folder = f"{_NET}/{name}"
-    device = host.real(f"{folder}/device")
+    device = _behind(host, folder)
     if device is None:
         return None
     index, below = host.number(f"{folder}/ifindex"), host.number(f"{folder}/iflink")
@@ -68,9 +80,9 @@ def _interface(host: Host, name: str) -> Interface | None:
         return None
     # An interface on USB hangs below a PCI function as well: below the USB controller, which is
     # not what a job would be given.
-    bus = (host.real(f"{folder}/device/subsystem") or "").rpartition("/")[2]
+    bus = (host.real(f"{device}/subsystem") or "").rpartition("/")[2]
     speed = host.number(f"{folder}/speed") or 0
-    function = host.real(f"{folder}/device/physfn")
+    function = host.real(f"{device}/physfn")
     return Interface(
         name=name,
         place=None if bus == "usb" else pci.place(host, device),
@@ -84,12 +96,24 @@ def _interface(host: Host, name: str) -> Interface | None:
     )
 
 
+def _behind(host: Host, folder: str) -> str | None:
+    """Give the device that an entry of a class is of; None for what the kernel made by itself.
+
+    Where the link to it is missing (recorded machines often lack it), the place of the entry
+    tells: `.../0000:02:00.0/net/eth0`, and `/sys/devices/virtual/net/lo`.
+    """
+    if device := host.real(f"{folder}/device"):
+        return device
+    above = (host.real(folder) or "").rpartition("/")[0].rpartition("/")[0]
+    return above if above.startswith("/sys/devices/") and pci.place(host, above) else None
+
+
 def rdma_ports(host: Host) -> tuple[RdmaPort, ...]:
     """Give the ports of all RDMA devices."""
     found: list[RdmaPort] = []
     for device in host.names(_RDMA):
         folder = f"{_RDMA}/{device}"
-        behind = host.real(f"{folder}/device")
+        behind = _behind(host, folder)
         place = pci.place(host, behind) if behind else None
         found += [
             _rdma_port(host, device, int(port), place)

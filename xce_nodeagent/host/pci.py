@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from xce_nodeagent.host import cpulist
 from xce_nodeagent.host.machine import Host
+from xce_nodeagent.model.environment import ranges
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_NODES = "/sys/devices/system/node"
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
@@ -61,9 +64,29 @@ def functions(host: Host) -> dict[str, int]:
 
 
 def numa_node(host: Host, address: str) -> int | None:
-    """Give the NUMA node nearest to a function; None where firmware does not tell (-1)."""
+    """Give the NUMA node nearest to a function; None where firmware does not tell (-1).
+
+    Where there is no such file (a kernel or a record without it), the CPUs near to the function
+    tell: the one node that has all of them.
+    """
     node = host.number(f"/sys/bus/pci/devices/{address}/numa_node")
-    return node if node is not None and node >= 0 else None
+    if node is None:
+        near = frozenset(local_cpus(host, address))
+        return _node_of(host, near) if near else None
+    return node if node >= 0 else None
+
+
+def _node_of(host: Host, cpus: frozenset[int]) -> int | None:
+    names = (name for name in host.names(_NODES) if re.fullmatch(r"node\d+", name))
+    found = [
+        name for name in names if cpus.issubset(cpulist.inside(host, f"{_NODES}/{name}", "cpu"))
+    ]
+    return int(found[0].removeprefix("node")) if len(found) == 1 else None
+
+
+def local_cpus(host: Host, address: str) -> tuple[int, ...]:
+    """Give the CPUs nearest to a function; none where the kernel does not tell."""
+    return cpulist.inside(host, f"/sys/bus/pci/devices/{address}", "local_cpu")
 
 
 def identifier(host: Host, address: str, name: str) -> int | None:
@@ -117,6 +140,5 @@ def attributes(
     node = numa_node(host, address)
     if node is not None:
         yield "numa_node", node
-    cpus = host.read(f"/sys/bus/pci/devices/{address}/local_cpulist") or ""
-    if re.fullmatch(r"[0-9,-]+", cpus):
-        yield "local_cpus", cpus
+    if cpus := local_cpus(host, address):
+        yield "local_cpus", ranges(cpus)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from xce_nodeagent.host import pci
+from xce_nodeagent.host import cpulist, pci
 from xce_nodeagent.host.machine import Host
 from xce_nodeagent.model.environment import ranges
 
@@ -40,9 +40,9 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
     """
     nodes = [_numa_node(host, number) for number in _numbered(host.names(_NODE), "node")]
     packages, cores = _cpus(host)
-    homes = {cpu: package["id"] for package in packages for cpu in cpu_list(package["cpus"])}
+    homes = {cpu: package["id"] for package in packages for cpu in cpulist.read(package["cpus"])}
     for node in nodes:
-        cpus = cpu_list(node["cpus"])
+        cpus = cpulist.read(node["cpus"])
         if cpus and cpus[0] in homes:
             node["package"] = homes[cpus[0]]
     functions = _functions(host, also)
@@ -94,31 +94,6 @@ def _number(text: str | None) -> int | None:
         return None  # the model of POWER is a name
 
 
-def cpu_list(text: str) -> tuple[int, ...]:
-    """Read a CPU list, such as `0-3,8`; what is not one is empty."""
-    cpus: set[int] = set()
-    for part in filter(None, text.replace("\n", "").split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if not match:
-            return ()
-        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(cpus))
-
-
-def cpus_in(host: Host, folder: str, name: str) -> tuple[int, ...]:
-    """Read CPUs from `<name>list`, or from the mask `<name>` or `<name>map` of older kernels."""
-    for listed in (f"{name}list", f"{name}_list"):
-        if text := host.read(f"{folder}/{listed}"):
-            return cpu_list(text)
-    for mask in (name, f"{name}map"):
-        text = host.read(f"{folder}/{mask}")
-        if text and re.fullmatch(r"[0-9a-f,]+", text):
-            # 32-bit words in hexadecimal, the highest first, each with all of its digits.
-            bits = int(text.replace(",", ""), 16)
-            return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
-    return ()
-
-
 def _numbered(names: Iterable[str], stem: str) -> list[int]:
     numbers = (name.removeprefix(stem) for name in names if name.startswith(stem))
     return sorted(int(number) for number in numbers if number.isdecimal())
@@ -136,7 +111,7 @@ def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
         package = host.number(f"{folder}/physical_package_id")
         if package is None:
             continue
-        threads = cpus_in(host, folder, "thread_siblings") or (cpu,)
+        threads = cpulist.inside(host, folder, "thread_siblings") or (cpu,)
         seen.update(threads)
         packages.setdefault(package, set()).update(threads)
         cores.append(ranges(threads))
@@ -147,7 +122,7 @@ def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _numa_node(host: Host, number: int) -> dict[str, Any]:
     folder = f"{_NODE}/node{number}"
-    node: dict[str, Any] = {"id": number, "cpus": ranges(cpus_in(host, folder, "cpu"))}
+    node: dict[str, Any] = {"id": number, "cpus": ranges(cpulist.inside(host, folder, "cpu"))}
     # Its memory is left out: virtual machines grow and shrink it (virtio-mem, a balloon), and each
     # time the generation would rise for nothing that placement uses.
     distances = (host.read(f"{folder}/distance") or "").split()
