@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import convert, structs, to_builtins
+from msgspec import Struct, convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, cpulist, topology
+from xce_nodeagent.host.event import ALL, LIBRARY, LOST, Event
+from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.model import rail, reservation
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
 from xce_nodeagent.model.link import Link
-from xce_nodeagent.provider import Divides, Found, Provider
+from xce_nodeagent.provider import Divides, Found, Provider, Watches
 
 _log = logging.getLogger(__name__)
 _TYPES = ("gpu", "mig", "gi", "mps", "nic", "ports")
 _TYPE_ORDER = {name: place for place, name in enumerate(_TYPES)}
+
+_GROUND = frozenset({"pci", "cpu", "node"})
+"""Subsystems whose events change the topology, or what is told of the host itself."""
 
 
 def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None = None) -> Inventory:
@@ -36,6 +41,92 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
     `model.inventory.advance`, drains and holders to whoever knows them. Raise BadConfig, and only
     that, where what the configuration asks for does not exist.
     """
+    return Discovery(host, providers).look(previous)
+
+
+class Discovery:
+    """Looks at one host again and again; what no event concerns is known from the look before.
+
+    The inventory is put together anew each time, by the same rules. A look that raised leaves
+    nothing known.
+    """
+
+    def __init__(self, host: Host, providers: Sequence[Provider]) -> None:
+        self._host = host
+        self._providers = providers
+        self._memory = Memory()
+        self._found: dict[str, Found] = {}
+        self._ground: dict[str, Any] = {}
+        self._placed: frozenset[str] | None = None
+        self._attributes: dict[str, Any] = {}
+
+    def look(
+        self, previous: Inventory | None = None, events: Iterable[Event] | None = None
+    ) -> Inventory:
+        """Give what there is, after `previous`; `scan` says more.
+
+        `events` are all that were told since the last look; None, LOST or ALL: anything may have
+        changed.
+        """
+        events = None if events is None or self._placed is None else frozenset(events)
+        if events is not None and not events.isdisjoint((LOST, ALL)):
+            events = None
+        self._placed, placed = None, self._placed if events is not None else None
+        self._memory.begin(events)
+        host = self._host.remembering(self._memory)
+        for provider in self._providers:
+            if events is None or _concerned(provider, self._found[provider.name], events):
+                self._found[provider.name] = _ask(provider, host)
+        gathered = _gather(self._providers, self._found, previous)
+        kept = reservation.decided(gathered.instances, host.nic)
+        shown = tuple(sorted(kept, key=_order))
+        also = frozenset(one.text("pci_address") for one in shown)
+        if events is None or also != placed or any(e.subsystem in _GROUND for e in events):
+            self._ground = topology.read(host, also)
+            self._attributes = _attributes(host, self._ground["cpu"])
+        self._placed = also
+        ground = {**self._ground, "links": to_builtins(sorted(gathered.links))}
+        layout = Layout(ground, {one.id: one for one in shown})
+        rails = rail.decide(shown, layout, host.rails)
+        ground["rails"] = {"by": rails.by, "nics": dict(rails.nics), "gpus": dict(rails.gpus)}
+        return Inventory(
+            source="local",
+            node=host.node(),
+            boot_id=host.boot_id(),
+            types=tuple(gathered.types[name] for name in sorted(gathered.types, key=_type_order)),
+            attributes=self._attributes,
+            counters=counters(shown, self._providers),
+            topology=ground,
+            instances=rail.with_rails(shown, rails),
+            control=gathered.control,
+            problems=(*gathered.problems, *_no_such_nic(rails.unknown)),
+        )
+
+
+def _concerned(provider: Provider, before: Found, events: Iterable[Event]) -> bool:
+    """Say whether a provider must be asked after these events; one that could not tell, always."""
+    if before.state in ("error", "not_yet") or not isinstance(provider, Watches):
+        return True
+    return any(
+        event.subsystem in provider.subsystems
+        or (event.subsystem == LIBRARY and event.name == provider.name)
+        for event in events
+    )
+
+
+class _Gathered(Struct, frozen=True):
+    """What the providers found, put together."""
+
+    instances: tuple[Instance, ...]
+    types: dict[str, ResourceType]
+    control: dict[str, tuple[ControlNode, ...]]
+    links: list[Link]
+    problems: tuple[Problem, ...]
+
+
+def _gather(
+    providers: Sequence[Provider], told: Mapping[str, Found], previous: Inventory | None
+) -> _Gathered:
     problems: list[Problem] = []
     links: list[Link] = []
     instances: dict[str, Instance] = {}
@@ -44,7 +135,7 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
     for provider in providers:
         for described in provider.types:
             types.setdefault(described.name, described)
-        found = _ask(provider, host)
+        found = told[provider.name]
         if found.state != "found":
             unsure = () if found.state == "none" else tuple(one.name for one in provider.types)
             problems.append(Problem(provider.name, found.state, found.reason, unsure))
@@ -61,27 +152,7 @@ def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None =
                 continue
             instances[instance.id] = instance
     problems += _make_symmetric(instances)
-    kept = reservation.decided(instances.values(), host.nic)
-    shown = tuple(sorted(kept, key=_order))
-    ground = topology.read(host, {one.text("pci_address") for one in shown})
-    ground["links"] = to_builtins(sorted(links))
-    layout = Layout(ground, {one.id: one for one in shown})
-    rails = rail.decide(shown, layout, host.rails)
-    ground["rails"] = {"by": rails.by, "nics": dict(rails.nics), "gpus": dict(rails.gpus)}
-    problems += _no_such_nic(rails.unknown)
-    shown = rail.with_rails(shown, rails)
-    return Inventory(
-        source="local",
-        node=host.node(),
-        boot_id=host.boot_id(),
-        types=tuple(types[name] for name in sorted(types, key=_type_order)),
-        attributes=_attributes(host, ground["cpu"]),
-        counters=counters(shown, providers),
-        topology=ground,
-        instances=shown,
-        control=control,
-        problems=tuple(problems),
-    )
+    return _Gathered(tuple(instances.values()), types, control, links, tuple(problems))
 
 
 def _ask(provider: Provider, host: Host) -> Found:

@@ -110,3 +110,14 @@ class Divides(Protocol):
         It is asked on the path of a release, for what outlived the job.
         """
         ...
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """The optional ability of a provider to say what concerns it; without it, each event does."""
+
+    subsystems: ClassVar[frozenset[str]]
+    """The kernel's subsystems (and `host.event.ROUTES`) whose events can change what it finds.
+
+    What a vendor's library tells of itself concerns the provider that the event names.
+    """

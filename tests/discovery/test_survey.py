@@ -41,7 +41,6 @@ class Surveyed:
                 remember=self.ledger.remember,
             ),
             node="here",
-            prepare_host=lambda: asyncio.sleep(0),
             fence=lambda _: asyncio.sleep(0),
             foreign=lambda _: {},
         )

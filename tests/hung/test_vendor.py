@@ -6,7 +6,7 @@ import asyncio
 
 from xce_nodeagent.daemon.vendor import Vendor
 from xce_nodeagent.errors import NotReady
-from xce_nodeagent.host.udev import LOST, Event
+from xce_nodeagent.host.event import LOST, Event
 from xce_nodeagent.privileged.ops import Probed
 
 

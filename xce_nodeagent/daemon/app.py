@@ -34,6 +34,8 @@ from xce_nodeagent.model.name import printable
 
 if TYPE_CHECKING:
     from xce_nodeagent.binding.supply import Dial
+    from xce_nodeagent.host.linkmonitor import LinkMonitor
+    from xce_nodeagent.host.udev import Monitor
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ def _run(config: Config, where: Places, simulate: str) -> int:
     # From here to the filter, everything that the agent will ever need is imported and read.
     from xce_nodeagent import discovery  # noqa: PLC0415  # see above
     from xce_nodeagent.daemon import loop, server  # noqa: PLC0415  # see above
-    from xce_nodeagent.host import Host, udev  # noqa: PLC0415  # see above
+    from xce_nodeagent.host import Host  # noqa: PLC0415  # see above
     from xce_nodeagent.providers import all_providers  # noqa: PLC0415  # see above
 
     # asyncio imports its threads late.
@@ -125,11 +127,7 @@ def _run(config: Config, where: Places, simulate: str) -> int:
     # A scan imports what it needs as it goes. This one is for that; no helper is asked yet.
     host.probe = lambda _: ("not_yet", "the agent is starting", {})
     discovery.scan(host, providers)
-    try:
-        monitor = udev.Monitor()
-    except OSError as error:
-        monitor = None
-        log.warning("changes of the hardware are not seen by themselves: %s", error)
+    monitors = _monitors()
     credential.assume(identity)
     seccomp.install(seccomp.AGENT)
     _settle_memory()
@@ -146,7 +144,7 @@ def _run(config: Config, where: Places, simulate: str) -> int:
                     host=host,
                     providers=providers,
                     notify=notify.Notify(os.environ),
-                    monitor=monitor,
+                    monitors=monitors,
                     own_uid=own_uid,
                     helpers_are_root=helpers_are_root,
                 )
@@ -161,6 +159,26 @@ def _run(config: Config, where: Places, simulate: str) -> int:
                 # Whoever stopped the agent may rely on that when the agent has ended.
                 supervisor[0].close()
                 os.waitpid(supervisor[1], 0)
+
+
+def _monitors() -> list[Monitor | LinkMonitor]:
+    """Listen to what changes; say what cannot be heard."""
+    from xce_nodeagent.host import linkmonitor, udev  # noqa: PLC0415  # see above
+
+    found: list[Monitor | LinkMonitor] = []
+    subsystems = set(udev.SUBSYSTEMS)
+    try:
+        found.append(linkmonitor.LinkMonitor())
+        # It tells of interfaces all that udev does. Where udev tells of each one that a container
+        # gets, nobody is woken for nothing.
+        subsystems.discard("net")
+    except OSError as error:
+        log.warning("carriers and default routes that change are seen late: %s", error)
+    try:
+        found.append(udev.Monitor(subsystems))
+    except OSError as error:
+        log.warning("changes of the hardware are not seen by themselves: %s", error)
+    return found
 
 
 def _settle_memory() -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
+from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
@@ -36,7 +37,9 @@ from xce_nodeagent.daemon.vendor import LIBRARY_GRACE, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
-from xce_nodeagent.host.udev import LOST, Monitor
+from xce_nodeagent.host.event import AGAIN, LIBRARY, LOST, Event
+from xce_nodeagent.host.linkmonitor import LinkMonitor
+from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.major import LOCAL_MAJORS
@@ -64,9 +67,6 @@ it is taken for hung and replaced."""
 BINDER_LINGER = 2
 """Milliseconds that the agent waits in place for the binder's answer."""
 
-SETTLE_SECONDS = 0.1
-"""How long events of the hardware are collected before it is looked at again."""
-
 RETRY_SECONDS = 5.0
 """How soon it is looked again when a provider said `not_yet`: an event may not come."""
 
@@ -84,7 +84,7 @@ class Daemon:
         host: Host,
         providers: Sequence[Provider],
         notify: Notify,
-        monitor: Monitor | None,
+        monitors: Sequence[Monitor | LinkMonitor],
         own_uid: int,
         helpers_are_root: bool,
     ) -> None:
@@ -94,10 +94,9 @@ class Daemon:
         self._host = host
         self._providers = {provider.name: provider for provider in providers}
         self._notify = notify
-        self._monitor = monitor
+        self._monitors = monitors
         self._managed: frozenset[Device] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._rescan: asyncio.TimerHandle | None = None
         self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
         self._reporter = Reporter(Path(config.upstream_file.path))
@@ -117,7 +116,8 @@ class Daemon:
         patience = config.agent.library_seconds + LIBRARY_GRACE
         self.prober = Helper("prober", self._supply, ProberAnswer, deadline=patience, generations=1)
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
-        self._vendor = Vendor(self.prober, self._look_again)
+        self._vendor = Vendor(self.prober, self._ask)
+        host.probe = lambda _: self._vendor.last
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
         self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
         self._executor = Executor(
@@ -130,7 +130,6 @@ class Daemon:
             providers,
             self.ledger,
             node=config.agent.node,
-            prepare_host=self._probe,
             fence=self._fence,
             foreign=self._foreign,
         )
@@ -176,11 +175,6 @@ class Daemon:
         made = simulated if self._config.simulate.profile else ()
         return majors.foreign(devices, made=frozenset(made), proc=Path("/proc"))
 
-    async def _probe(self) -> None:
-        """Get what vendors' libraries know, for the scan that comes next."""
-        found = await self._vendor.ask()
-        self._host.probe = lambda _: found
-
     # ---- the run ----------------------------------------------------------------------------
 
     async def run(self) -> int:
@@ -190,6 +184,7 @@ class Daemon:
             on_signal(number, self._stop.set)
         on_signal(signal.SIGHUP, self._look_anew)
         self._heart = Heart(self._notify)
+        self._changes = Changes(self._look)
         try:
             lifecycle = await self._start()
             server = self._serve(lifecycle)
@@ -240,6 +235,7 @@ class Daemon:
         self._spawn(self._start_witness())
         await self._compare(lifecycle.site)
         self.survey.subscribe(lambda found: rebuild.withhold(self.ledger, found))
+        await self._vendor.ask()
         await self.survey.refresh()
         counts = await recover(self.ledger, self._executor, lifecycle)
         if counts:
@@ -286,8 +282,6 @@ class Daemon:
             watch=self._reloads,
         )
         self.survey.subscribe(self._upkeep.write_later)
-        if self._unfinished():
-            self._rescan_in(RETRY_SECONDS)
         inventory = self._inventory()
         state = f"{len(inventory.instances)} instances, {len(self.ledger.book.live)} bindings"
         self._notify(f"READY=1\nSTATUS={state}")
@@ -298,8 +292,7 @@ class Daemon:
         self._heart.close()
         if self._upkeep is not None:
             await self._upkeep.close()
-        if self._rescan is not None:
-            self._rescan.cancel()
+        await self._changes.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -321,42 +314,45 @@ class Daemon:
     # ---- the hardware changes ---------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._monitor is not None:
-            loop = asyncio.get_running_loop()
-            loop.add_reader(self._monitor.fileno(), self._event, self._monitor)
+        loop = asyncio.get_running_loop()
+        for monitor in self._monitors:
+            loop.add_reader(monitor.fileno(), self._event, monitor)
+        self._retry()
 
-    def _event(self, monitor: Monitor) -> None:
+    def _event(self, monitor: Monitor | LinkMonitor) -> None:
         if events := monitor.drain():
             if LOST in events:
                 log.warning("events of the hardware were lost: all of it is looked at again")
-            self._vendor.tell(events)
-            self._rescan_in(SETTLE_SECONDS)
+            self.changed(*events)
+
+    def changed(self, *events: Event, after: float = SETTLE_SECONDS) -> None:
+        """Have looked at what these events concern, a little later and together with others."""
+        self._vendor.tell(events)
+        self._changes.tell(events, after=after)
 
     def _look_anew(self) -> None:
         """Somebody asks for it: they may have repaired what hung."""
-        self._vendor.changed()
-        self._look_again()
+        self.changed(LOST, after=0)
 
-    def _look_again(self) -> None:
-        self._rescan_in(0)
-
-    def _rescan_in(self, seconds: float) -> None:
-        if self._rescan is None:
-            self._rescan = asyncio.get_running_loop().call_later(seconds, self._scan_now)
-
-    def _scan_now(self) -> None:
-        self._rescan = None
-        self._spawn(self._scan())
-
-    async def _scan(self) -> None:
+    async def _look(self, events: Collection[Event]) -> None:
         self._host.held_ports = frozenset(self.ledger.book.ports_held())
-        try:
-            await self.survey.refresh()
-        except (AgentError, OSError) as error:
-            log.error("the hardware cannot be looked at: %s", error)
-            self._rescan_in(RETRY_SECONDS)
+        await self.survey.refresh(events)
+        # What the bus tells is told at once; a library may take seconds for its part.
+        if self._vendor.concerned(events):
+            self._ask()
+        self._retry()
+
+    def _retry(self) -> None:
+        """See to it that who could not tell is asked again, though no event may come."""
         if self._unfinished():
-            self._rescan_in(RETRY_SECONDS)
+            self.changed(AGAIN, after=RETRY_SECONDS)
+
+    def _ask(self) -> None:
+        self._spawn(self._ask_library())
+
+    async def _ask_library(self) -> None:
+        await self._vendor.ask()
+        self.changed(Event("change", LIBRARY, "nvidia"), after=0)
 
     def _unfinished(self) -> bool:
         current = self.survey.current

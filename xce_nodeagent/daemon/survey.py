@@ -1,21 +1,23 @@
 """The survey: the current inventory, made again when asked, told to whoever wants to know.
 
-Scanning reads hundreds of small files and asks netlink, so it runs in a thread; nothing on a
-job's path waits for it. A new device is fenced before it is published.
+Looking reads up to some hundreds of small files and asks netlink, so it runs in a thread; nothing
+on a job's path waits for it. A new device is fenced before it is published.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from msgspec import structs
 
 from xce_nodeagent import discovery
 from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.discovery import Discovery
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.host import Host
+from xce_nodeagent.host.event import Event
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.rule import Device
@@ -29,8 +31,7 @@ Listener = Callable[[Inventory], None]
 class Survey:
     """Holds the inventory. `fence` is called with the managed devices before they are published.
 
-    `foreign` says of which devices the binder would not hear, and why. `prepare_host` is awaited
-    before a scan: it asks the prober, and gives its answers to `host`.
+    `foreign` says of which devices the binder would not hear, and why.
     """
 
     def __init__(
@@ -40,7 +41,6 @@ class Survey:
         ledger: Ledger,
         *,
         node: str,
-        prepare_host: Callable[[], Awaitable[None]],
         fence: Callable[[frozenset[Device]], Awaitable[None]],
         foreign: Callable[[frozenset[Device]], Mapping[Device, str]],
     ) -> None:
@@ -51,7 +51,7 @@ class Survey:
         self._by_name = {provider.name: provider for provider in providers}
         self._ledger = ledger
         self._node = node
-        self._prepare_host = prepare_host
+        self._discovery = Discovery(host, providers)
         self._fence = fence
         self._foreign = foreign
         self._listeners: list[Listener] = []
@@ -63,11 +63,13 @@ class Survey:
         """Take every instance for new: the ledger had lost what was told of them."""
         self._seen, self._number = {}, self._ledger.unused_number()
 
-    async def refresh(self) -> None:
-        """Scan, fence what is new, publish. Raises Enforcement where the fence can't be made."""
+    async def refresh(self, events: Collection[Event] | None = None) -> None:
+        """Look, fence what is new, publish. Raises Enforcement where the fence can't be made.
+
+        `events` are what was told since the last look; None: anything may have changed.
+        """
         async with self._one_at_a_time:
-            await self._prepare_host()
-            found = await asyncio.to_thread(discovery.scan, self._host, self._providers, self._raw)
+            found = await asyncio.to_thread(self._discovery.look, self._raw, events)
             self._raw = structs.replace(found, source="agent", node=self._node or found.node)
             devices = self._raw.managed()
             foreign = self._foreign(devices)

@@ -1,7 +1,8 @@
 """What vendors' libraries say of their cards, asked of the prober: never waited for for long.
 
-NVML takes seconds on a host without the persistence daemon, and may hang for ever. So a scan waits
-a little, goes on with what was said last, and is repeated when the answer comes. A device, or a
+NVML takes seconds on a host without the persistence daemon, and may hang for ever. So only the
+first look waits for it, a little; each later one goes on with what was said last, and there is
+another one when the answer comes. A device, or a
 call, that hung a prober is not asked again until something changes.
 """
 
@@ -9,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from xce_nodeagent.errors import AgentError
-from xce_nodeagent.host.udev import Event
+from xce_nodeagent.host.event import AGAIN, ALL, Event
 from xce_nodeagent.privileged.ops import Probe
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,12 @@ class Vendor:
         if not done:
             self._late = True
         return self.last
+
+    def concerned(self, events: Collection[Event]) -> bool:
+        """Say whether the library is to be asked after these events."""
+        if AGAIN in events and self.last[0] == "not_yet":
+            return True
+        return ALL in events or any(event.subsystem in SUBSYSTEMS for event in events)
 
     def tell(self, events: Iterable[Event]) -> None:
         """Take in what changed on the host."""

@@ -19,6 +19,12 @@ class Event(Struct, frozen=True):
 LOST = Event("lost", "", "")
 """In the place of events that nobody could keep: anything may have changed."""
 
+ALL = Event("look", "all", "")
+"""Nothing was told, and all is to be looked at: some things change without an event."""
+
+AGAIN = Event("look", "again", "")
+"""Nothing was told, and those who could not tell the last time are to be asked again."""
+
 ROUTES = "route"
 """The subsystem of a change of the default routes."""
 

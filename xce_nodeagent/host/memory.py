@@ -17,11 +17,7 @@ _LASTING = re.compile(
     r"(?:class|vendor|device|subsystem_vendor|subsystem_device|revision|numa_node|local_cpulist)"
     r"|/sys/devices/system/.+"
 )
-_NAMED = frozenset({"pci"})
-_NOT_HERE = frozenset(
-    {"net", "route", "library", "infiniband", "infiniband_verbs", "infiniband_mad", "drm", "misc"}
-)
-"""Subsystems of which nothing is kept. An event of any other one costs all that is."""
+_SYSTEM = frozenset({"cpu", "node"})
 
 
 class Memory:
@@ -35,17 +31,21 @@ class Memory:
         self._of: dict[str, list[str]] = {}
 
     def begin(self, events: Iterable[Event] | None) -> None:
-        """Begin a new look, after these events; None: nothing is known of what happened."""
+        """Begin a new look, after these events; None: anything may have happened."""
         self._texts.clear()
         self._listings.clear()
         self._links.clear()
-        for event in (Event("", "", ""),) if events is None else events:
-            if event.subsystem in _NAMED and event.name:
+        if events is None:
+            self._kept.clear()
+            self._of.clear()
+            return
+        for event in events:
+            # Which CPUs are near to a function changes with the CPUs.
+            if event.subsystem in _SYSTEM:
+                self.begin(None)
+            elif event.subsystem == "pci":
                 for name in self._of.pop(event.name, ()):
                     self._kept.pop(name, None)
-            elif event.subsystem not in _NOT_HERE:
-                self._kept.clear()
-                self._of.clear()
 
     def text(self, name: str, read: Callable[[], str | None]) -> str | None:
         """Give what is in a file; `read` it where that is not known."""

@@ -6,12 +6,13 @@ process gives up that right. Where libudev is missing, the module can be importe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Collection
 from typing import Any
 
-from msgspec import Struct
+from xce_nodeagent.host.event import LOST, Event
 
 try:
     import pyudev
@@ -19,28 +20,19 @@ except ImportError:
     pyudev = None
 
 SUBSYSTEMS = (
-    "pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "drm", "nvidia", "kfd",
-    "accel", "node", "cpu",
+    "pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "drm", "nvidia",
+    "kfd", "accel", "habanalabs", "module", "node", "cpu",
 )  # fmt: skip
-"""Where a change can be one of the inventory."""
-
-
-class Event(Struct, frozen=True):
-    """Something came, went or changed. `name` is the kernel's own of the device."""
-
-    action: str
-    subsystem: str
-    name: str
-
+"""Where a change can be one of the inventory. A module that is loaded registers device numbers."""
 
 BUFFER = 1 << 20
 """Bytes of events that the kernel keeps for us, if it lets us have so many: some thousands."""
 
-AT_ONCE = 256
-"""Events that are taken before everything else gets its turn."""
+AT_ONCE = 128
+"""Events that are taken one by one; of more, it is enough to know that there were more."""
 
-LOST = Event("lost", "", "")
-"""In the place of events that the kernel had no room for: anything may have changed."""
+_SKIP_AT_ONCE = 1 << 14
+_HEAD = 64  # the rest of a message is dropped by the kernel
 
 
 class Monitor:
@@ -68,18 +60,26 @@ class Monitor:
         return int(self._monitor.fileno())
 
     def drain(self) -> tuple[Event, ...]:
-        """Take events that are there, without waiting; LOST stands for those that are not.
+        """Take the events that are there, without waiting; LOST stands for those that are not.
 
-        The socket stays readable where there are more than some.
+        A storm is not read to its end one by one: that would take a second of this thread, which
+        serves the jobs, and a look at everything takes some milliseconds.
         """
-        events: list[Event] = []
+        events: dict[Event, None] = {}
         try:
-            while len(events) < AT_ONCE and (device := self._monitor.poll(timeout=0)) is not None:
-                subsystem = device.subsystem or ""
-                events.append(Event(device.action or "", subsystem, str(device.sys_name)))
+            for _ in range(AT_ONCE):
+                device = self._monitor.poll(timeout=0)
+                if device is None:
+                    return tuple(events)
+                events[Event(device.action or "", device.subsystem or "", device.sys_name)] = None
+            self._skip()
         except OSError:
             # ENOBUFS (netlink(7)), but pyudev looks at poll(2) first and says nothing but that it
             # failed. It does so until the error is taken, and the socket is readable all the while.
             self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            events.append(LOST)
-        return tuple(events)
+        return (*events, LOST)
+
+    def _skip(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_SKIP_AT_ONCE):
+                self._socket.recv(_HEAD, socket.MSG_DONTWAIT)

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host import Host, interface, netlink, pci
+from xce_nodeagent.host.event import ROUTES
 from xce_nodeagent.host.interface import Interface, RdmaPort
 from xce_nodeagent.model import environment
 from xce_nodeagent.model.instance import AttributeValue, Instance, ResourceType
@@ -72,6 +73,9 @@ class Nics:
 
     name: ClassVar[str] = "nic"
     types: ClassVar[tuple[ResourceType, ...]] = (NIC,)
+    subsystems: ClassVar[frozenset[str]] = frozenset(
+        {"pci", "net", ROUTES, "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "module"}
+    )
 
     def discover(self, host: Host) -> Found:
         """Find them all. Without netlink the default route is not known, and the rest is."""

@@ -57,6 +57,7 @@ class Nvidia:
 
     name: ClassVar[str] = "nvidia"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, GPU_INSTANCE)
+    subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "nvidia", "module"})
 
     def discover(self, host: Host) -> Found:
         """Ask the library, and say what it means that it answers nothing."""

@@ -25,6 +25,7 @@ class Ports:
 
     name: ClassVar[str] = "ports"
     types: ClassVar[tuple[ResourceType, ...]] = (PORTS,)
+    subsystems: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[int, int], PortTable] | None = None

@@ -38,6 +38,7 @@ class Simulated:
 
     name: ClassVar[str] = "simulated"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, NIC)
+    subsystems: ClassVar[frozenset[str]] = frozenset({"module"})
 
     def discover(self, host: Host) -> Found:
         """Build the profile's instances. Raise BadConfig where there is no such profile."""
