@@ -18,7 +18,7 @@ from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, cpulist, topology
 from xce_nodeagent.host.event import ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
-from xce_nodeagent.model import rail, reservation
+from xce_nodeagent.model import mig, rail, reservation
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
@@ -251,12 +251,13 @@ def _twice(name: str, instance: Instance, first: Instance) -> Problem:
 
 
 def counters(
-    instances: Iterable[Instance], providers: Sequence[Provider]
+    instances: Sequence[Instance], providers: Sequence[Provider]
 ) -> dict[str, dict[str, int]]:
     """Count what there is of each type for jobs, and what of it is sound.
 
     Of what is held in parts these count; a part that a stranger uses is not sound. What the host
-    keeps for itself is counted apart, as `reserved`, where there is any.
+    keeps for itself is counted apart, as `reserved`, where there is any. Device memory is counted
+    too, for each type that has some (`gpu_memory_bytes`), and once where instances share it.
     """
     by_name = {provider.name: provider for provider in providers}
     totals: dict[str, dict[str, int]] = {}
@@ -272,6 +273,11 @@ def counters(
             continue
         total["total"] += amount
         total["healthy"] += sound if instance.healthy else 0
+    offered = [one for one in instances if not one.reserved]
+    sound_memory = mig.memory(one for one in offered if one.healthy)
+    for kind, amount in mig.memory(offered).items():
+        counted = {"total": amount, "healthy": sound_memory.get(kind, 0)}
+        totals[f"{kind}_memory_bytes"] = counted
     return totals
 
 

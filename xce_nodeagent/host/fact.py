@@ -18,6 +18,7 @@ _Whole = Annotated[int, Meta(ge=0, lt=1 << 48)]
 # writes question marks for what it cannot ask.
 _Uuid = Annotated[str, Meta(pattern=r"^[A-Za-z0-9?_-][A-Za-z0-9/?_.-]{0,127}\Z")]
 _Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")]
+_AddressOrNone = Annotated[str, Meta(pattern=r"^([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])?\Z")]
 _Minor = Annotated[int, Meta(ge=0, lt=MINOR_LIMIT)]
 _Cpu = Annotated[int, Meta(ge=0, lt=1 << 16)]
 _Cluster = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")]
@@ -32,7 +33,7 @@ class _End(Struct):
 
     count: Annotated[int, Meta(ge=1, le=1024)]
     type: Literal["", "gpu", "switch", "npu"] = ""
-    address: _Address | Literal[""] = ""
+    address: _AddressOrNone = ""
 
 
 class _GpuInstance(Struct):
@@ -52,7 +53,7 @@ class _Slice(Struct):
     multiprocessors: _Whole | UnsetType = UNSET
     gpu_slices: _Whole | UnsetType = UNSET
     compute_slices: _Whole | UnsetType = UNSET
-    media_engines: _Whole | UnsetType = UNSET
+    ofa_engines: _Whole | UnsetType = UNSET
     placement: _Placement | UnsetType = UNSET
     compute_placement: _Placement | UnsetType = UNSET
     missing: dict[_Text, _Text] | UnsetType = UNSET

@@ -6,12 +6,11 @@ Sources: NVML API Reference Guide, "NvLink Methods" and "Fabric Info"; Fabric Ma
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import uuid
 from typing import Any
 
-from xce_nodeagent.host.nvanswer import pci_address
+from xce_nodeagent.host.nvanswer import ask, pci_address
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}  # 0: there is no fabric
 _UNHEALTHY = 2  # NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY
@@ -32,17 +31,21 @@ def peers(nvml: Any, handle: Any) -> list[dict[str, Any]]:
         try:
             active = nvml.nvmlDeviceGetNvLinkState(handle, link)
         except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
             refused = refused or error
-            # Beyond its links the number is invalid; without the call or the card, each is.
-            if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_UNKNOWN):
+            # Beyond its links the number is invalid.
+            if error.value in (
+                nvml.NVML_ERROR_INVALID_ARGUMENT,
+                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            ):
                 break
             continue
         answered = True
         if active:
             end = _end(nvml, handle, link)
             counts[end] = counts.get(end, 0) + 1
-    lost = refused is not None and getattr(refused, "value", 0) == nvml.NVML_ERROR_GPU_IS_LOST
-    if refused is not None and (lost or not answered):
+    if refused is not None and not answered:
         raise refused
     return [
         {"type": kind, "address": address, "count": counts[kind, address]}
@@ -51,12 +54,14 @@ def peers(nvml: Any, handle: Any) -> list[dict[str, Any]]:
 
 
 def _end(nvml: Any, handle: Any, link: int) -> tuple[str, str]:
-    kind = address = ""
-    with contextlib.suppress(nvml.NVMLError):
-        kind = _TYPES.get(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), "")
-    with contextlib.suppress(nvml.NVMLError, UnicodeDecodeError):
-        address = pci_address(str(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
-    return kind, "" if _HIDDEN in address else address
+    """Give type and address of what a link leads to, as far as both are told."""
+    told: dict[str, Any] = {}
+    ask(nvml, told, "type", nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+    ask(nvml, told, "end", lambda: str(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+    if "lost" in told:
+        raise nvml.NVMLError(nvml.NVML_ERROR_GPU_IS_LOST)
+    address = pci_address(told.get("end", ""))
+    return _TYPES.get(told.get("type"), ""), "" if _HIDDEN in address else address
 
 
 def fabric(nvml: Any, handle: Any) -> dict[str, Any]:

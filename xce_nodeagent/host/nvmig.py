@@ -39,7 +39,7 @@ def slices(nvml: Any, card: Any) -> list[dict[str, Any]]:
         ask(nvml, one, "gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, mig)
         ask(nvml, one, "compute_instance", nvml.nvmlDeviceGetComputeInstanceId, mig)
         ask_many(nvml, one, "attributes", _attributes, nvml, mig)
-        if "gpu_instance" in one:
+        if "gpu_instance" in one and "compute_instance" in one:
             ask_many(nvml, one, "placement", _placement, nvml, card, one)
         found.append(one)
     return found
@@ -51,7 +51,7 @@ def _attributes(nvml: Any, mig: Any) -> dict[str, Any]:
         "multiprocessors": told.multiprocessorCount,
         "gpu_slices": told.gpuInstanceSliceCount,
         "compute_slices": told.computeInstanceSliceCount,
-        "media_engines": told.sharedJpegCount + told.sharedOfaCount,
+        "ofa_engines": told.sharedOfaCount,
     }
 
 

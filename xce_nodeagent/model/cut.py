@@ -23,6 +23,8 @@ Facts = Mapping[str, Any]
 Capabilities = Callable[..., tuple[DeviceNode, ...]]
 """Gives the nodes for a card's minor, a GPU instance and compute instances in it; () if unknown."""
 
+_UUID = "its UUID"
+
 # There are no NVLinks in MIG mode (MIG User Guide).
 _INHERITED = frozenset(one.name for one in MIG.attributes) - {
     "uuid",
@@ -66,7 +68,7 @@ class Cut(Struct, frozen=True, kw_only=True):
             shared = len(groups[group]) > 1 and group >= 0
             double = ""
             if uuids[one.get("uuid")] > 1 or one.get("uuid") in taken:
-                double = f"its UUID, {one.get('uuid')}"
+                double = f"{_UUID}, {one.get('uuid')}"
             elif _place(one) is not None and places[_place(one)] > 1:
                 double = "its GPU instance and compute instance"
             part = group if shared or _is_part(one) else -1
@@ -95,7 +97,7 @@ class Cut(Struct, frozen=True, kw_only=True):
         for key in (*copied, "placement"):
             if key in one:
                 attributes[key] = one[key]
-        if "uuid" in one and not double:
+        if "uuid" in one and not double.startswith(_UUID):
             attributes["uuid"] = one["uuid"]
         if profile := self._profile(one):
             attributes["mig_profile"] = profile
@@ -137,7 +139,7 @@ class Cut(Struct, frozen=True, kw_only=True):
             gpu_slices=one.get("gpu_slices", 0),
             memory=one.get("memory_bytes", 0),
             card_memory=self.facts.get("memory_bytes", 0),
-            media=one.get("media_engines", 0) > 0,
+            media=one.get("ofa_engines", 0) > 0,
         )
 
     def _gpu_instance(

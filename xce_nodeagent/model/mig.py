@@ -41,14 +41,14 @@ def profile(
 ) -> str:
     """Name a profile as NVIDIA does: `3g.40gb`; `1c.3g.40gb` of a part; `+me` with media engines.
 
-    The name's memory is no measure: it is the share of the card, up to the next eighth, of the
-    card's memory in whole GiB (a 1g.10gb has 9.75 GiB). Bytes are given. Empty where a number is
-    missing (0).
+    The name's memory is no measure: it is so many eighths of the card's memory in whole GiB (a
+    1g.10gb has 9.75 GiB). Bytes are given. `media` says that it has the engine for optical flow.
+    Empty where a number is missing (0).
     """
     if min(compute_slices, gpu_slices, memory, card_memory) <= 0:
         return ""
-    eighths = -(-memory * _EIGHTHS // card_memory)
-    size = round(eighths * -(-card_memory // _GIB) / _EIGHTHS)
+    eighths = max(1, round(memory * _EIGHTHS / card_memory))
+    size = (eighths * -(-card_memory // _GIB) + _EIGHTHS // 2) // _EIGHTHS  # halves go up
     part = f"{compute_slices}c." if compute_slices < gpu_slices else ""
     # Of the profiles with one slice, one alone has them; the large ones have them anyway.
     return f"{part}{gpu_slices}g.{size}gb{'+me' if media and gpu_slices == 1 else ''}"

@@ -50,7 +50,8 @@ def domains(
 ) -> dict[str, str]:
     """Give the domain of each card that has one: cards of one domain reach each other by NVLink.
 
-    In a fabric of several hosts that is its cluster and clique, whose name holds on all of them.
+    In a fabric of several hosts that is its cluster and clique, whose name holds on all of them,
+    and for what is connected to one of its cards.
     Else it is what is connected, directly or by switches, named by the least address in it (of
     a switch, where there is one): that does not change when a card is lost.
     """
@@ -66,15 +67,17 @@ def domains(
     members: dict[str, list[str]] = {}
     for one in group:
         members.setdefault(top(one), []).append(one)
-    found: dict[str, str] = {}
+    found = {
+        address: f"{cluster}/{clique}"
+        for address, (cluster, clique) in fabrics.items()
+        if cluster != _ONE_HOST
+    }
     for connected in members.values():
-        if len(connected) > 1:
+        named = {found[one] for one in connected if one in found}
+        if len(connected) > 1 and len(named) < 2:
             switches = [one for one in connected if one not in ids]
-            named = f"nvlink-{min(switches or connected)}"
-            found |= {one: named for one in connected if one in ids}
-    for address, (cluster, clique) in fabrics.items():
-        if cluster != _ONE_HOST:
-            found[address] = f"{cluster}/{clique}"
+            name = named.pop() if named else f"nvlink-{min(switches or connected)}"
+            found |= {one: name for one in connected if one in ids}
     return found
 
 
