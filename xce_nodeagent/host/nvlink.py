@@ -61,7 +61,7 @@ def _end(nvml: Any, handle: Any, link: int) -> tuple[str, str]:
     if "lost" in told:
         raise nvml.NVMLError(nvml.NVML_ERROR_GPU_IS_LOST)
     address = pci_address(told.get("end", ""))
-    return _TYPES.get(told.get("type"), ""), "" if _HIDDEN in address else address
+    return _TYPES.get(told.get("type", -1), ""), "" if _HIDDEN in address else address
 
 
 def fabric(nvml: Any, handle: Any) -> dict[str, Any]:
