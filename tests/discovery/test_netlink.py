@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-from xce_nodeagent.host import Host
-from xce_nodeagent.host.interface import carriers
-
 pytestmark = pytest.mark.needs("netns")
 
 
@@ -117,16 +114,3 @@ while len(seen) < 2:
 print(json.dumps(sorted(seen)))
 """
     assert inside(namespace, code) == [["add", "net", "va0"], ["add", "net", "va1"]]
-
-
-def test_bonds_bridges_and_vlans_are_followed_to_what_carries_them(tmp_path: Path) -> None:
-    for below in (
-        "vlan7/lower_bond0",
-        "bond0/lower_eth0",
-        "bond0/lower_eth1",
-        "eth0",
-        "eth1/lower_x",
-    ):
-        (tmp_path / "sys/class/net" / below).mkdir(parents=True)
-    found = carriers(Host(tmp_path), frozenset({"vlan7"}))
-    assert {"eth0", "eth1"} < found

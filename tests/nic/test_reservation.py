@@ -15,7 +15,8 @@ ROUTE = "the host's default route goes out by it"
 def nic(name: str, *overlaps: str, parent: str | None = None, reserved: str = "") -> Instance:
     return Instance(
         id=name, type="nic", provider="nic", overlaps=overlaps, parent=parent, reserved=reserved,
-        attributes={"netdev": f"net{name}", "rdma_device": f"mlx5_{name}"},
+        attributes={"netdev": f"net{name}", "rdma_device": f"mlx5_{name}", "pci_address": name}
+        | ({"physical_function": parent} if parent else {}),
     )  # fmt: skip
 
 

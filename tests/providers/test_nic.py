@@ -85,6 +85,7 @@ def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
         "netdev": "eth0",
         "state": "up",
         "link_layer": "ethernet",
+        "nic_kind": "ethernet",
     }
 
 

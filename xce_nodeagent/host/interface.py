@@ -1,49 +1,45 @@
-"""Network interfaces and RDMA devices as sysfs shows them.
+"""Network interfaces as sysfs shows them.
 
-Sources: kernel Documentation/ABI/testing/sysfs-class-net and ABI/stable/sysfs-class-infiniband.
+Source: kernel Documentation/ABI/testing/sysfs-class-net.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, structs
 
 from xce_nodeagent.host import pci
 from xce_nodeagent.host.machine import Host
-from xce_nodeagent.model.instance import DeviceNode
 
-_NET, _RDMA = "/sys/class/net", "/sys/class/infiniband"
+_NET = "/sys/class/net"
 _LINK_LAYERS = {1: "ethernet", 32: "infiniband"}  # ARPHRD_*, linux/if_arp.h
-_REPRESENTOR = re.compile(r"(?:c\d+)?pf\d+(?:vf|sf)\d+")
-"""phys_port_name of a switch port that stands for a virtual function (networking/switchdev.rst)."""
+_REPRESENTOR = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
+"""phys_port_name of a switch port that stands for a function (networking/devlink/devlink-port)."""
 
 
 class Interface(Struct, frozen=True, kw_only=True):
-    """An interface that hardware stands behind. What the kernel does not tell is empty."""
+    """An interface that hardware stands behind. What the kernel does not tell is empty, or None.
+
+    `behind` is the path of the device. `port`: which port of its function, from 0; functions of
+    the mlx4 driver have two.
+    `subfunction` is the number of one that was cut out of its function without a bus address of
+    its own (networking/devlink/devlink-port). `bus` is what it hangs on (pci, virtio, usb, ...).
+    """
 
     name: str
+    behind: str
     place: pci.Place | None
+    bus: str = ""
     port: int = 0
-    """Which port of its function, from 0: functions of the mlx4 driver have two."""
+    subfunction: int | None = None
     mac: str = ""
     state: str = ""
+    carrier: bool | None = None
     link_layer: str = ""
     speed_mbps: int = 0
     physical_function: str = ""
-
-
-class RdmaPort(Struct, frozen=True, kw_only=True):
-    """A port of an RDMA device, counted from 1."""
-
-    device: str
-    port: int
-    place: pci.Place | None
-    netdev: str = ""
-    state: str = ""
-    link_layer: str = ""
-    speed_mbps: int = 0
 
 
 def interfaces(host: Host) -> tuple[Interface, ...]:
@@ -52,25 +48,30 @@ def interfaces(host: Host) -> tuple[Interface, ...]:
     Also left out: children of an InfiniBand interface, and representors, which are ends of an
     internal switch and belong to the host.
     """
-    found = (_interface(host, name) for name in host.names(_NET))
+    found = (_interface(host, name) for name in host.names(_NET) if said(name))
     return tuple(_told_apart(interface for interface in found if interface is not None))
 
 
 def _told_apart(found: Iterable[Interface]) -> Iterator[Interface]:
     """Number the ports of a function anew where its driver does not tell them apart."""
-    used: set[tuple[str, int]] = set()
+    used: set[tuple[str, int | None, int]] = set()
     for one in found:
         number = one.port
         if one.place is not None:
-            while (one.place.address, number) in used:
+            while (one.place.address, one.subfunction, number) in used:
                 number += 1
-            used.add((one.place.address, number))
+            used.add((one.place.address, one.subfunction, number))
         yield one if number == one.port else structs.replace(one, port=number)
+
+
+def said(text: str | None) -> str:
+    """Give a text that the kernel tells of a card; empty where it is rubbish, not text."""
+    return text if text and text.isascii() and text.isprintable() else ""
 
 
 def _interface(host: Host, name: str) -> Interface | None:
     folder = f"{_NET}/{name}"
-    device = _behind(host, folder)
+    device = behind(host, folder)
     if device is None:
         return None
     index, below = host.number(f"{folder}/ifindex"), host.number(f"{folder}/iflink")
@@ -78,25 +79,32 @@ def _interface(host: Host, name: str) -> Interface | None:
         return None
     if _REPRESENTOR.fullmatch(host.read(f"{folder}/phys_port_name") or ""):
         return None
+    bus = (host.real(f"{device}/subsystem") or "").rpartition("/")[2]
     # An interface on USB hangs below a PCI function as well: below the USB controller, which is
     # not what a job would be given.
-    bus = (host.real(f"{device}/subsystem") or "").rpartition("/")[2]
-    speed = host.number(f"{folder}/speed") or 0
-    function = host.real(f"{device}/physfn")
+    place = None if bus == "usb" else pci.place(host, device)
+    subfunction = host.number(f"{device}/sfnum") if bus == "auxiliary" else None
+    function = host.real(f"{device}/physfn") or ""
+    if subfunction is not None and place is not None:
+        function = place.address
     return Interface(
         name=name,
-        place=None if bus == "usb" else pci.place(host, device),
+        behind=device,
+        place=place,
+        bus=said(bus),
         # dev_port came with Linux 3.15; before that, mlx4 told its ports apart by dev_id.
         port=host.number(f"{folder}/dev_port") or host.number(f"{folder}/dev_id") or 0,
-        mac=host.read(f"{folder}/address") or "",
-        state=host.read(f"{folder}/operstate") or "",
-        link_layer=_LINK_LAYERS.get(host.number(f"{folder}/type") or 0, ""),
-        speed_mbps=max(speed, 0),
-        physical_function=function.rpartition("/")[2] if function else "",
+        subfunction=subfunction,
+        mac=said(host.read(f"{folder}/address")),
+        state=said(host.read(f"{folder}/operstate")),
+        carrier={0: False, 1: True}.get(_number(host, f"{folder}/carrier")),
+        link_layer=_LINK_LAYERS.get(_number(host, f"{folder}/type"), ""),
+        speed_mbps=max(_number(host, f"{folder}/speed"), 0),
+        physical_function=said(function.rpartition("/")[2]),
     )
 
 
-def _behind(host: Host, folder: str) -> str | None:
+def behind(host: Host, folder: str) -> str | None:
     """Give the device that an entry of a class is of; None for what the kernel made by itself.
 
     Where the link to it is missing (recorded machines often lack it), the place of the entry
@@ -108,94 +116,23 @@ def _behind(host: Host, folder: str) -> str | None:
     return above if above.startswith("/sys/devices/") and pci.place(host, above) else None
 
 
-def rdma_ports(host: Host) -> tuple[RdmaPort, ...]:
-    """Give the ports of all RDMA devices."""
-    found: list[RdmaPort] = []
-    for device in host.names(_RDMA):
-        folder = f"{_RDMA}/{device}"
-        behind = _behind(host, folder)
-        place = pci.place(host, behind) if behind else None
-        found += [
-            _rdma_port(host, device, int(port), place)
-            for port in host.names(f"{folder}/ports")
-            if port.isdecimal()
-        ]
-    return tuple(found)
+def _number(host: Host, name: str) -> int:
+    number = host.number(name)
+    return -1 if number is None else number
 
 
-def _rdma_port(host: Host, device: str, port: int, place: pci.Place | None) -> RdmaPort:
-    folder = f"{_RDMA}/{device}/ports/{port}"
-    gids = f"{folder}/gid_attrs/ndevs"
-    names = (host.read(f"{gids}/{gid}") for gid in host.names(gids)[:1])
-    # "4: ACTIVE"; "100 Gb/sec (4X EDR)"
-    state = (host.read(f"{folder}/state") or "").partition(": ")[2]
-    rate = re.match(r"([0-9.]+) Gb/sec", host.read(f"{folder}/rate") or "")
-    return RdmaPort(
-        device=device,
-        port=port,
-        place=place,
-        netdev=next((name for name in names if name), ""),
-        state={"ACTIVE": "up", "": ""}.get(state, "down"),
-        link_layer=(host.read(f"{folder}/link_layer") or "").lower(),
-        speed_mbps=round(float(rate[1]) * 1000) if rate else 0,
-    )
+def virtual_functions(host: Host, address: str) -> int | None:
+    """Give how many virtual functions a function has now; None where it can have none.
+
+    Kernels before 3.8 do not count them, and have a link to each.
+    """
+    folder = f"/sys/bus/pci/devices/{address}"
+    count = host.number(f"{folder}/sriov_numvfs")
+    if count is None:
+        count = sum(name.startswith("virtfn") for name in host.names(folder)) or None
+    return count if count is not None and count >= 0 else None
 
 
-def match(interface: Interface, ports: tuple[RdmaPort, ...]) -> RdmaPort | None:
-    """Find the RDMA port of an interface: the one that names it, else the same port by number."""
-    for port in ports:
-        if port.netdev == interface.name:
-            return port
-    if interface.place is None:
-        return None
-    same = [port for port in ports if port.place and port.place.address == interface.place.address]
-    by_number = [port for port in same if port.port == interface.port + 1]
-    return by_number[0] if by_number else same[0] if len(same) == 1 else None
-
-
-def verbs_nodes(host: Host) -> Mapping[str, DeviceNode]:
-    """Give the uverbs node of each RDMA device, by the device's name."""
-    folder = "/sys/class/infiniband_verbs"
-    nodes: dict[str, DeviceNode] = {}
-    for name in host.names(folder):
-        device = host.read(f"{folder}/{name}/ibdev")
-        node = _node(host, f"{folder}/{name}", name)
-        if device and node:
-            nodes[device] = node
-    return nodes
-
-
-def management_nodes(host: Host) -> tuple[DeviceNode, ...]:
-    """Give the nodes for management datagrams (umad, issm): whoever has one can rule a fabric."""
-    folder = "/sys/class/infiniband_mad"
-    found = (_node(host, f"{folder}/{name}", name) for name in host.names(folder))
-    return tuple(node for node in found if node)
-
-
-def connection_manager(host: Host) -> DeviceNode | None:
-    """Give the node that every program needs to connect through RDMA."""
-    return _node(host, "/sys/class/misc/rdma_cm", "rdma_cm")
-
-
-def _node(host: Host, folder: str, name: str) -> DeviceNode | None:
-    numbers = re.fullmatch(r"(\d+):(\d+)", host.read(f"{folder}/dev") or "")
-    if not numbers:
-        return None
-    return DeviceNode(f"/dev/infiniband/{name}", "c", int(numbers[1]), int(numbers[2]))
-
-
-def carriers(host: Host, names: frozenset[str]) -> frozenset[str]:
-    """Follow bonds, bridges and VLANs down: give the interfaces that carry these."""
-    found: set[str] = set()
-    todo = list(names)
-    while todo:
-        name = todo.pop()
-        if name in found:
-            continue
-        found.add(name)
-        todo += [
-            entry.removeprefix("lower_")
-            for entry in host.names(f"{_NET}/{name}")
-            if entry.startswith("lower_")
-        ]
-    return frozenset(found)
+def driver(host: Host, address: str) -> str:
+    """Give the name of a function's driver; empty where none is bound."""
+    return (host.real(f"/sys/bus/pci/devices/{address}/driver") or "").rpartition("/")[2]

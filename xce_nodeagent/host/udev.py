@@ -21,7 +21,7 @@ except ImportError:
 
 SUBSYSTEMS = (
     "pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "drm", "nvidia",
-    "kfd", "accel", "habanalabs", "module", "node", "cpu",
+    "kfd", "accel", "habanalabs", "cxi_user", "hfi1_user", "module", "node", "cpu",
 )  # fmt: skip
 """Where a change can be one of the inventory. A module that is loaded registers device numbers."""
 

@@ -143,19 +143,18 @@ def nics(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
 
     NCCL matches names by prefix unless the list starts with `=` (NCCL User Guide, "Environment
     Variables"): mlx5_1 would take mlx5_10 as well. UCX writes an RDMA device as `device:port`, and
-    any other interface by its name (UCX FAQ, UCX_NET_DEVICES).
+    any other interface by its name (UCX FAQ, UCX_NET_DEVICES). What is part of a bond has no
+    address of its own, so sockets are for the bond.
     """
     rdma = [
         f"{nic.text('rdma_device')}:{nic.number('rdma_port', 1)}"
         for nic in instances
         if nic.text("rdma_device")
     ]
-    names = [nic.text("netdev") for nic in instances if nic.text("netdev")]
-    plain = [
-        nic.text("netdev")
-        for nic in instances
-        if nic.text("netdev") and not nic.text("rdma_device")
-    ]
+    named = {nic.id: nic.text("bond") or nic.text("netdev") for nic in instances}
+    names = list(dict.fromkeys(filter(None, named.values())))
+    plain = [named[nic.id] for nic in instances if not nic.text("rdma_device")]
+    plain = list(dict.fromkeys(filter(None, plain)))
     values = {"XCE_NICS": ",".join(nic.id for nic in instances)}
     if rdma:
         values["NCCL_IB_HCA"] = "=" + ",".join(rdma)

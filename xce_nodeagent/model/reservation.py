@@ -35,11 +35,13 @@ def decided(found: Iterable[Instance], config: NicConfig) -> tuple[Instance, ...
         own = todo.pop()
         for other in instances[own].overlaps:
             nic = instances.get(other)
-            if nic is None or other in reasons or other in offered or nic.parent == own:
+            if nic is None or other in reasons or other in offered:
+                continue
+            if _is_part(nic, of=instances[own]):
                 continue
             reasons[other] = (
                 f"its virtual function {own} is the host's own"
-                if instances[own].parent == other
+                if _is_part(instances[own], of=nic)
                 else f"it overlaps {own}, which is the host's own"
             )
             todo.append(other)
@@ -49,6 +51,12 @@ def decided(found: Iterable[Instance], config: NicConfig) -> tuple[Instance, ...
         else structs.replace(instance, reserved=reasons.get(instance.id, ""))
         for instance in instances.values()
     )
+
+
+def _is_part(nic: Instance, *, of: Instance) -> bool:
+    """Say whether it is a virtual function of the other's port."""
+    function = nic.text("physical_function")
+    return bool(function) and function == of.text("pci_address")
 
 
 def _matches(nic: Instance, patterns: Iterable[str]) -> bool:

@@ -105,6 +105,13 @@ NIC = ResourceType(
         Attribute("rail", "int", "number of the rail it belongs to"),
         Attribute("physical_function", "string", "of a virtual function: its physical one"),
         Attribute("default_route", "bool", "true where the host's own default route goes out"),
+        Attribute("nic_kind", "string", "ethernet, infiniband, roce, efa, slingshot or omnipath"),
+        Attribute("carrier", "bool", "true where the other end is heard"),
+        Attribute("vf_count", "int", "of a physical function: how many virtual ones it has now"),
+        Attribute("bond", "string", "name of the bond or team that it is in"),
+        Attribute("vlans", "list", "names of the VLANs on it, or on its bond"),
+        Attribute("firmware_version", "string", "version of the RDMA device's firmware"),
+        Attribute("board_id", "string", "the vendor's own name of the board, from its firmware"),
     ),
 )
 ACCELERATOR = ResourceType(

@@ -40,6 +40,8 @@ DRIVERS = frozenset(
         "infiniband_mad",
         "infiniband_cm",
         "hfi1",
+        # Slingshot (HPE's cxi-driver, cxi_user): cxi*.
+        "ucxi",
     }
 )
 """Names of character drivers in /proc/devices."""

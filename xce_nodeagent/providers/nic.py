@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from xce_nodeagent.errors import exhausted
-from xce_nodeagent.host import Host, interface, netlink, pci
+from xce_nodeagent.host import Host, interface, netlink, pci, rdma, route, stack
 from xce_nodeagent.host.event import ROUTES
-from xce_nodeagent.host.interface import Interface, RdmaPort
+from xce_nodeagent.host.interface import Interface
+from xce_nodeagent.host.rdma import RdmaPort
+from xce_nodeagent.host.stack import Stack
 from xce_nodeagent.model import environment
-from xce_nodeagent.model.instance import AttributeValue, Instance, ResourceType
+from xce_nodeagent.model.instance import AttributeValue, DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode
 from xce_nodeagent.model.plan import AllowDevice, Plan
 from xce_nodeagent.model.resource import NIC
@@ -61,11 +63,24 @@ MODELS = {
     (0x1D0F, 0xEFA1): "EFA",
     (0x1D0F, 0xEFA2): "EFA",
     (0x1D0F, 0xEFA3): "EFA",
+    (0x17DB, 0x0501): "Slingshot 200",
+    (0x8086, 0x24F0): "Omni-Path 100",
+    (0x8086, 0x24F1): "Omni-Path 100",
 }
 """The cards that clusters have; others are shown as `vendor:device`. A host may have no pci.ids."""
 
 
-_OWN = "the host's default route goes out by it"
+_USB = "it hangs on USB, as a management controller's does"
+
+KINDS = {
+    "efa": "efa",
+    "hfi1": "omnipath",
+    "cxi_ss1": "slingshot",
+    "EFA": "efa",
+    "Omni-Path 100": "omnipath",
+    "Slingshot 200": "slingshot",
+}
+"""By driver, or by model: what the link layer does not tell."""
 
 
 class Nics:
@@ -75,41 +90,42 @@ class Nics:
     types: ClassVar[tuple[ResourceType, ...]] = (NIC,)
     subsystems: ClassVar[frozenset[str]] = frozenset(
         {"pci", "net", ROUTES, "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "module"}
+        | {"cxi_user", "hfi1_user"}
     )
 
     def discover(self, host: Host) -> Found:
-        """Find them all. Without netlink the default route is not known, and the rest is."""
+        """Find them all. Where netlink does not answer, sysfs and procfs tell most of it."""
         table = None
         try:
             table = host.answer("netlink", netlink.read, netlink.Table)
         except OSError as error:
             if exhausted(error):
                 raise
-            _log.warning("netlink does not answer, default routes are not known: %s", error)
-        table = table or netlink.Table((), frozenset())
-        permanent = {link.name: link.permanent for link in table.links if link.permanent}
-        carriers = interface.carriers(host, table.default_routes)
-        rdma = interface.rdma_ports(host)
-        nodes = interface.verbs_nodes(host)
-        found: list[Instance] = []
-        for card, port in _pairs(interface.interfaces(host), rdma):
-            attributes = dict(_attributes(host, card, port))
-            if card and card.name in permanent:
-                attributes["mac"] = permanent[card.name]
-            if card and card.name in carriers:
-                attributes["default_route"] = True
-            found.append(
-                Instance(
-                    id=_identity(card, port),
-                    type="nic",
-                    provider=self.name,
-                    parent=card.physical_function or None if card else None,
-                    reserved=_OWN if "default_route" in attributes else "",
-                    attributes=attributes,
-                    devices=(nodes[port.device],) if port and port.device in nodes else (),
-                )
-            )
-        return Found(instances=tuple(_exclusive(found)), control=tuple(_control(host)))
+            _log.warning("netlink does not answer, some routes may not be known: %s", error)
+        if table is not None and table.links:
+            standing, routes = stack.told(table.links), table.default_routes
+        else:
+            standing, routes = stack.recorded(host), route.recorded(host)
+        ports = rdma.ports(host)
+        look = _Look(
+            host=host,
+            standing=standing,
+            needed=standing.needed(routes),
+            permanent={one.name: one.permanent for one in table.links} if table else {},
+            nodes=rdma.nodes(host, ports),
+            slingshot=rdma.slingshot(host),
+        )
+        found: dict[str, Instance] = {}
+        cards: dict[str, Interface] = {}
+        for card, port in _pairs(interface.interfaces(host), ports, standing):
+            identity = _identity(card, port)
+            if identity in found:  # which is no reason to lose either of them
+                identity = f"{identity}-{card.name if card else port.device if port else ''}"
+            found[identity] = look.instance(identity, card, port)
+            if card:
+                cards[identity] = card
+        whole = _overlapping(found, cards, standing)
+        return Found(instances=tuple(whole), control=tuple(_control(host, whole)))
 
     def plan(self, grant: Grant) -> Plan:
         """Allow the RDMA devices, and name the interfaces to the libraries."""
@@ -120,14 +136,112 @@ class Nics:
         return Plan(allowed + environment.nics(grant.instances))
 
 
+class _Look(Struct, frozen=True, kw_only=True):
+    """What is known of the host while its NICs are put together."""
+
+    host: Host
+    standing: Stack
+    needed: Mapping[str, str]
+    permanent: Mapping[str, str]
+    nodes: Mapping[str, tuple[DeviceNode, ...]]
+    slingshot: Mapping[str, DeviceNode]
+
+    def instance(self, identity: str, card: Interface | None, port: RdmaPort | None) -> Instance:
+        """Give one, but for what it overlaps with."""
+        place = card.place if card else port.place if port else None
+        devices = self.nodes.get(port.device, ()) if port else ()
+        if place and place.address in self.slingshot:
+            devices = (*devices, self.slingshot[place.address])
+        reserved = self.needed.get(card.name, "") if card else ""
+        if not reserved and card and card.bus == "usb":
+            reserved = _USB
+        return Instance(
+            id=identity,
+            type="nic",
+            provider=Nics.name,
+            parent=card.physical_function or None if card else None,
+            reserved=reserved,
+            attributes=dict(self._attributes(card, port, place)),
+            devices=tuple(dict.fromkeys(devices)),
+        )
+
+    def _attributes(
+        self, card: Interface | None, port: RdmaPort | None, place: pci.Place | None
+    ) -> Iterator[tuple[str, AttributeValue]]:
+        """Give what is known; what is not is left out."""
+        if place:
+            yield from pci.attributes(self.host, place.address, place)
+            yield from _made_by(self.host, place.address)
+            count = interface.virtual_functions(self.host, place.address)
+            if count is not None and not (card and card.physical_function):
+                yield "vf_count", count
+        if card:
+            yield from self._of_interface(card)
+        if port:
+            yield "rdma_device", port.device
+            yield "rdma_port", port.port
+            if port.firmware:
+                yield "firmware_version", port.firmware
+            if port.board:
+                yield "board_id", port.board
+        if kind := self._kind(card, port, place):
+            yield "nic_kind", kind
+        one: Interface | RdmaPort | None = card or port
+        if one:
+            # A job uses the port of InfiniBand; that IP has an interface on it, and that it is up,
+            # is another thing.
+            fabric = port is not None and port.link_layer == "infiniband"
+            seen = port if port and fabric and port.state == "up" else one
+            if seen.state:
+                yield "state", seen.state
+            carrier = seen.carrier if seen.carrier is not None else one.carrier
+            if carrier is not None:
+                yield "carrier", carrier
+            if one.link_layer:
+                yield "link_layer", one.link_layer
+            if speed := one.speed_mbps or (port.speed_mbps if port else 0):
+                yield "speed_mbps", speed
+
+    def _of_interface(self, card: Interface) -> Iterator[tuple[str, AttributeValue]]:
+        yield "netdev", card.name
+        if mac := self.permanent.get(card.name) or card.mac:
+            yield "mac", mac
+        if card.physical_function:
+            yield "physical_function", card.physical_function
+        if bond := self.standing.bond(card.name):
+            yield "bond", bond
+        if vlans := self.standing.vlans(card.name):
+            yield "vlans", list(vlans)
+        if card.name in self.needed:
+            yield "default_route", True
+
+    def _kind(self, card: Interface | None, port: RdmaPort | None, place: pci.Place | None) -> str:
+        """Say what it is, by its driver and model, its RDMA port, its interface, in this order."""
+        if place:
+            if place.address in self.slingshot:
+                return "slingshot"
+            model = str(dict(_made_by(self.host, place.address)).get("model"))
+            if kind := KINDS.get(interface.driver(self.host, place.address)) or KINDS.get(model):
+                return kind
+        if port:
+            if kind := KINDS.get(port.device.partition("_")[0]):
+                return kind
+            if port.link_layer == "infiniband":
+                return "infiniband"
+            # RNIC is iWARP, which is no RoCE; nor are Cisco's usNIC and what does not say.
+            if port.link_layer == "ethernet" and port.node_type in ("CA", ""):
+                return "roce"
+        return card.link_layer if card else ""
+
+
 def _pairs(
-    cards: tuple[Interface, ...], ports: tuple[RdmaPort, ...]
+    cards: tuple[Interface, ...], ports: tuple[RdmaPort, ...], standing: Stack
 ) -> Iterator[tuple[Interface | None, RdmaPort | None]]:
     """Pair interfaces with RDMA ports; an RDMA port on PCI may have no interface, as with EFA."""
     used: set[tuple[str, int]] = set()
     identities: set[str] = set()
     for card in cards:
-        port = interface.match(card, ports)
+        port = rdma.match(card, ports, standing.bond(card.name))
         if port:
             used.add((port.device, port.port))
         identities.add(_identity(card, port))
@@ -144,35 +258,10 @@ def _identity(card: Interface | None, port: RdmaPort | None) -> str:
     place = card.place if card else port.place if port else None
     if place is None:
         return f"net-{card.name}" if card else ""
+    if card and card.subfunction is not None:
+        return f"{place.address}-sf{card.subfunction}"
     number = card.port if card else port.port - 1 if port else 0
     return f"{place.address}-p{number}" if number else place.address
-
-
-def _attributes(
-    host: Host, card: Interface | None, port: RdmaPort | None
-) -> Iterator[tuple[str, AttributeValue]]:
-    """Give what is known; what is not is left out."""
-    place = card.place if card else port.place if port else None
-    if place:
-        yield from pci.attributes(host, place.address, place)
-        yield from _made_by(host, place.address)
-    one: Interface | RdmaPort | None = card or port
-    if card:
-        yield "netdev", card.name
-        if card.mac:
-            yield "mac", card.mac
-        if card.physical_function:
-            yield "physical_function", card.physical_function
-    if port:
-        yield "rdma_device", port.device
-        yield "rdma_port", port.port
-    if one:
-        if one.state:
-            yield "state", one.state
-        if one.link_layer:
-            yield "link_layer", one.link_layer
-        if speed := one.speed_mbps or (port.speed_mbps if port else 0):
-            yield "speed_mbps", speed
 
 
 def _made_by(host: Host, address: str) -> Iterator[tuple[str, AttributeValue]]:
@@ -184,22 +273,52 @@ def _made_by(host: Host, address: str) -> Iterator[tuple[str, AttributeValue]]:
             yield "model", MODELS.get((vendor, device), f"{vendor:04x}:{device:04x}")
 
 
-def _exclusive(found: list[Instance]) -> Iterator[Instance]:
-    """Let ports that share an RDMA device exclude each other: one node opens all of them."""
-    sharing: dict[str, list[str]] = {}
-    for nic in found:
+def _overlapping(
+    found: Mapping[str, Instance], cards: Mapping[str, Interface], standing: Stack
+) -> tuple[Instance, ...]:
+    """Let exclude each other what is one piece of hardware, or one link.
+
+    Ports that share a device node: who may open it has all of them. A physical function and its
+    virtual ones: who holds the port has all of its bandwidth, and can take the others down; the
+    virtual ones stand beside each other. Members of one bond: traffic goes by all of them.
+    """
+    groups: dict[tuple[str, str], set[str]] = {}
+    ports: dict[str, set[str]] = {}
+    for nic in found.values():
         for node in nic.devices:
-            sharing.setdefault(node.path, []).append(nic.id)
-    for nic in found:
-        others = {one for node in nic.devices for one in sharing[node.path] if one != nic.id}
-        yield structs.replace(nic, overlaps=tuple(sorted(others))) if others else nic
+            groups.setdefault(("node", node.path), set()).add(nic.id)
+        if not nic.text("physical_function") and nic.text("pci_address"):
+            ports.setdefault(nic.text("pci_address"), set()).add(nic.id)
+    names = {card.name: identity for identity, card in cards.items()}
+    for identity, card in cards.items():
+        if master := standing.one_link(card.name):
+            groups.setdefault(("link", master), set()).add(identity)
+            if master in names:  # Hyper-V's own interface is master of the one that hardware has
+                groups["link", master].add(names[master])
+    overlaps: dict[str, set[str]] = {identity: set() for identity in found}
+    for group in groups.values():
+        for one in group:
+            overlaps[one] |= group
+    for nic in found.values():
+        for port in ports.get(nic.text("physical_function"), ()):
+            overlaps[nic.id].add(port)
+            overlaps[port].add(nic.id)
+    return tuple(
+        structs.replace(nic, overlaps=tuple(sorted(overlaps[nic.id] - {nic.id})))
+        for nic in found.values()
+    )
 
 
-def _control(host: Host) -> Iterator[ControlNode]:
-    if node := interface.connection_manager(host):
+def _control(host: Host, found: Iterable[Instance]) -> Iterator[ControlNode]:
+    """Give the nodes that are no NIC's own. An hfi1 node of which that is not known is one."""
+    if node := rdma.connection_manager(host):
         yield ControlNode(node, granted=True)
-    for node in interface.management_nodes(host):
+    for node in rdma.management(host):
         yield ControlNode(node, granted=False)
+    owned = {node for nic in found for node in nic.devices}
+    for node in rdma.omnipath(host):
+        if node not in owned:
+            yield ControlNode(node, granted=False)
 
 
 PROVIDER: Provider = Nics()
