@@ -26,7 +26,7 @@ from xce_nodeagent.model.link import Link
 from xce_nodeagent.provider import Divides, Found, Provider, Watches
 
 _log = logging.getLogger(__name__)
-_TYPES = ("gpu", "mig", "gi", "mps", "nic", "ports")
+_TYPES = ("gpu", "mig", "gi", "mps", "accelerator", "nic", "ports")
 _TYPE_ORDER = {name: place for place, name in enumerate(_TYPES)}
 
 _GROUND = frozenset({"pci", "cpu", "node"})
@@ -217,12 +217,19 @@ def _lost_as_before(name: str, previous: Inventory | None, found: Found) -> Foun
     for lost in (one for one in found.instances if one.id in found.lost):
         place = (lost.type, lost.text("pci_address"))
         known = before.get(lost.id) or (places.get(place) if place[1] else None)
-        if known is None:
+        if known:
+            kept = [known, *(one for one in before.values() if one.parent == known.id)]
+        else:  # it may have been known by its parts alone
+            kept = [
+                one
+                for one in before.values()
+                if one.parent and place[1] and (one.type, one.text("pci_address")) == place
+            ]
+        if not kept:
             continue
         # What is told of its slices may name it by its place.
         instances = {i: one for i, one in instances.items() if lost.id not in (i, one.parent)}
-        slices = (one for one in before.values() if one.parent == known.id)
-        for one in (known, *slices):
+        for one in kept:
             instances[one.id] = structs.replace(
                 _as_told(one, previous),
                 healthy=False,

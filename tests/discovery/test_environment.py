@@ -67,6 +67,27 @@ def test_numbers_count_what_the_job_can_open(
     assert found["XCE_GPU_UUIDS"] == "GPU-2,GPU-5"
 
 
+def test_rocm_is_told_numbers_where_uuids_would_name_no_card_or_two() -> None:
+    consumer = Instance(id="gpu-0000:07:00.0", type="gpu", provider="x", attributes={"index": 5})
+    for visible in ("uuid", "index"):
+        found = env(environment.amd([card(2, 7), consumer], visible))
+        assert found["ROCR_VISIBLE_DEVICES"] == "0,1"
+        found = env(environment.amd([card(2, 7), consumer], visible, contained=False))
+        assert found["ROCR_VISIBLE_DEVICES"] == "2,5"
+    assert found["XCE_GPU_UUIDS"] == "GPU-2,gpu-0000:07:00.0"
+
+
+def test_level_zero_counts_the_tiles_that_a_job_can_open() -> None:
+    cards = [card(4, 132, tiles=2), card(1, 129, tiles=2)]
+    assert env(environment.level_zero(cards)) == {"ZE_AFFINITY_MASK": "0,1,2,3"}
+    assert env(environment.level_zero([card(3, 131)])) == {"ZE_AFFINITY_MASK": "0"}
+    assert env(environment.level_zero(cards, contained=False)) == {
+        "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
+        "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1",
+        "ZE_AFFINITY_MASK": "1,4",
+    }
+
+
 def test_a_slice_has_no_number() -> None:
     slices = [
         card(0, 3, kind="mig", name="MIG-b", gpu_instance=9, compute_instance=0),

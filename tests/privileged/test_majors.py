@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import majors
 
 DEVICES = """\
@@ -42,3 +43,16 @@ def test_lists_of_this_host_can_be_read():
     assert "mem" in drivers[1]
     assert not drivers[1] & majors.DRIVERS
     assert all(isinstance(minor, int) for minor in majors.misc_minors(Path("/proc")))
+
+
+def test_the_kernels_own_classes_of_cards_can_be_managed(tmp_path):
+    """Their majors: drm 226 and accel 261 are fixed, kfd and habanalabs are given at load time."""
+    (tmp_path / "devices").write_text(
+        "Character devices:\n226 drm\n234 habanalabs\n235 kfd\n261 accel\n 29 fb\n"
+    )
+    cards = [Device("c", major, 128) for major in (226, 234, 235, 261)]
+    assert majors.foreign(cards, made=(), proc=tmp_path) == {}
+    (screen,) = majors.foreign([Device("c", 29, 0)], made=(), proc=tmp_path).values()
+    assert "belongs to fb" in screen
+    (block,) = majors.foreign([Device("b", 226, 0)], made=(), proc=tmp_path).values()
+    assert "no driver that is loaded" in block

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,7 +19,20 @@ from xce_nodeagent.provider import Divides, Found, Grant, PortGrant, Provider
 from xce_nodeagent.providers import NAMES, all_providers
 from xce_nodeagent.providers.simulated import names
 
-HOSTS = ("", *names())
+
+def by_path(name: str) -> ModuleType:
+    path = Path(__file__).parents[1] / name
+    spec = importlib.util.spec_from_file_location(f"xce_contract_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+WRITTEN = by_path("vendors/machines.py")
+HOSTS = ("", *names(), *(f"written:{name}" for name in WRITTEN.MACHINES))
 TYPES = {"string": str, "int": int, "float": float, "bool": bool, "list": list}
 
 
@@ -26,9 +44,18 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
         close()
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Write a machine of the project's own once, and give its root."""
+    return functools.cache(lambda name: WRITTEN.write(tmp_path_factory.mktemp("machine"), name))
+
+
 @pytest.fixture(params=HOSTS)
-def host(request: pytest.FixtureRequest) -> Host:
-    return Host(simulate=request.param, port_range=(20000, 20999))
+def host(request: pytest.FixtureRequest, written: Callable[[str], Path]) -> Host:
+    kind, _, name = request.param.rpartition(":")
+    if kind:
+        return Host(written(name), port_range=(20000, 20999))
+    return Host(simulate=name, port_range=(20000, 20999))
 
 
 def grants(provider: Provider, found: Found) -> Iterator[Grant]:

@@ -55,6 +55,11 @@ def place(host: Host, device: str) -> Place | None:
     return Place(chain[-1], roots[-1], bridges)
 
 
+def is_address(name: str) -> bool:
+    """Say whether a name is that of a PCI function, `domain:bus:device.function`."""
+    return bool(_ADDRESS.fullmatch(name))
+
+
 def functions(host: Host) -> dict[str, int]:
     """Give every PCI function of the host with its class code (24 bits)."""
     return {

@@ -49,6 +49,9 @@ _LISTS = frozenset(
         "XCE_GPU_UUIDS",
         "XCE_GPU_INDEXES",
         "XCE_GPU_MINORS",
+        "HABANA_VISIBLE_MODULES",
+        "XCE_ACCELERATORS",
+        "XCE_ACCELERATOR_NODES",
         "XCE_NICS",
         "NCCL_IB_HCA",
         "NCCL_SOCKET_IFNAME",
@@ -120,22 +123,67 @@ def amd(
     """Give what ROCm needs to use these cards.
 
     ROCR takes `GPU-` with 16 hexadecimal digits (amd_filter_device.cpp, ProcessUuidToken) or
-    numbers, and stops at the first token that fits no card. KFD hides cards whose render node
-    the device cgroup denies (amdkfd, kfd_devcgroup_check_permission), so numbers count from 0
-    under the fence.
+    numbers, and stops at the first token that fits no card, or two. Consumers' cards have no
+    UUID, and parts of a card may have the card's: a job with one of them gets numbers. KFD hides
+    cards whose render node the device cgroup denies (amdkfd, kfd_devcgroup_check_permission), so
+    numbers count from 0 under the fence.
     """
     cards = _in_bus_order(instances)
     uuids = [card.text("uuid") or card.id for card in cards]
     indexes = [card.text("index") for card in cards]
-    if visible == "uuid" or "" in indexes:
+    if visible == "uuid" and all(card.text("uuid") for card in cards):
         shown = uuids
     elif contained:
         shown = [str(number) for number in range(len(cards))]
     else:
-        shown = indexes
+        shown = uuids if "" in indexes else indexes
     return _steps(
         {"ROCR_VISIBLE_DEVICES": ",".join(shown), **_cards(cards, uuids, indexes)},
     )
+
+
+def level_zero(instances: Sequence[Instance], *, contained: bool = True) -> tuple[SetEnv, ...]:
+    """Give what Level Zero needs to use these Intel cards.
+
+    It knows numbers only, and counts the cards whose render node it can open: under the fence the
+    job's own, from 0. By default each tile is a device with a number (ZE_FLAT_DEVICE_HIERARCHY is
+    FLAT); where a program asks for whole cards, the numbers beyond the last are skipped. Outside
+    of the fence the numbers are the host's, so cards are asked for, in the order of the bus
+    (Level Zero specification, "Environment Variables").
+    """
+    cards = _in_bus_order(instances)
+    indexes = [card.text("index") for card in cards]
+    values = {}
+    if contained or "" in indexes:
+        tiles = sum(max(card.number("tiles"), 1) for card in cards)
+        values["ZE_AFFINITY_MASK"] = ",".join(map(str, range(tiles)))
+    else:
+        values["ZE_FLAT_DEVICE_HIERARCHY"] = "COMPOSITE"
+        values["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"
+        values["ZE_AFFINITY_MASK"] = ",".join(indexes)
+    return _steps(values)
+
+
+def accelerators(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
+    """Name accelerators that are no GPUs: their ids, and their device nodes.
+
+    Habana's library takes the numbers of its modules (Gaudi documentation, "Multiple Workloads on
+    a Single Docker", HABANA_VISIBLE_MODULES).
+    """
+    cards = sorted(instances, key=lambda card: (card.text("pci_address"), card.id))
+    values = {
+        "XCE_ACCELERATORS": ",".join(card.id for card in cards),
+        "XCE_ACCELERATOR_NODES": ",".join(node.path for card in cards for node in card.devices),
+    }
+    modules = [card.text("module_id") for card in cards if card.text("vendor") == "habana"]
+    if modules and "" not in modules:
+        values["HABANA_VISIBLE_MODULES"] = ",".join(modules)
+    return _steps(values)
+
+
+def gpus(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
+    """Give our own lists of cards; all that there is for those whose library we do not know."""
+    return _steps(_named(_in_bus_order(instances)))
 
 
 def nics(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
@@ -204,6 +252,11 @@ def _in_bus_order(instances: Sequence[Instance]) -> list[Instance]:
             card.id,
         ),
     )
+
+
+def _named(cards: Sequence[Instance]) -> dict[str, str]:
+    uuids = [card.text("uuid") or card.id for card in cards]
+    return _cards(cards, uuids, [card.text("index") for card in cards])
 
 
 def _cards(
