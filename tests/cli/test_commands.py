@@ -154,8 +154,8 @@ def test_an_error_ends_with_the_status_of_its_class(
     ("arguments", "told"),
     [
         (["prepare", "--job", "1", "--format", "shell", "--json"], "--format shell"),
-        (["inventory", "--table", "--tree"], "one of --table, --tree and --json"),
-        (["inventory", "--tree", "--json"], "one of --table, --tree and --json"),
+        (["inventory", "--table", "--tree"], "one of --table, --tree, --matrix and --json"),
+        (["inventory", "--tree", "--json"], "one of --table, --tree, --matrix and --json"),
         (["jobs", "--deadline", "0"], "--deadline"),
         (["jobs", "--deadline", "nan"], "--deadline"),
     ],
@@ -285,6 +285,18 @@ def test_in_a_pipe_nothing_is_broken_dropped_or_coloured(style: str) -> None:
     assert len(slices) == 13
     assert all(re.search(r"MIG-\S+ .*NVIDIA A100-SXM4-80GB \dg\.\d+gb", line) for line in slices)
     assert ("HELD BY" in shown) == (style == "--table")
+
+
+def test_a_matrix_fits_its_terminal_and_is_whole_and_plain_in_a_pipe() -> None:
+    asked = ["inventory", "--matrix", "--simulate", PROFILE]
+    shown = in_terminal("/nonexistent", 80, *asked)
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert len(re.findall(r"^GPU0 ", shown, re.MULTILINE)) > 2
+    piped = good(command("/nonexistent", *asked, COLUMNS="20", TERM="xterm"))
+    assert "\x1b" not in piped
+    assert len(re.findall(r"^GPU0 ", piped, re.MULTILINE)) == 2
+    chart = json.loads(good(command("/nonexistent", *asked, "--json")))
+    assert {len(row) for row in chart["distance"]} == {len(chart["instances"])}
 
 
 ANSWERS = [["inventory"], ["inventory", "--tree"], ["inventory", "--json"], ["jobs"], ["doctor"],

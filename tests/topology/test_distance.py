@@ -128,6 +128,7 @@ SWITCHES = ("0000:c4:00.0", "0000:c5:00.0")
         ([("nvlink", A, B, 4)], {}, "NV4"),
         ([("nvlink", A, B, 2), ("nvlink", A, B, 1)], {}, "NV3"),
         ([("nvlink", one, to, 6) for one in (A, B) for to in SWITCHES], {}, "NV12"),
+        ([("nvlink", one, "nvswitch", 18) for one in (A, B)], {}, "NV18"),
         # one of both has lost a link
         ([("nvlink", A, SWITCHES[0], 12), ("nvlink", B, SWITCHES[0], 11)], {}, "NV11"),
         ([("nvlink", A, SWITCHES[0], 12)], {}, "NODE"),
@@ -156,7 +157,7 @@ def test_two_domains_are_not_joined() -> None:
 def test_slices_have_no_links_and_shares_have_those_of_their_card() -> None:
     links = [("nvlink", A, B, 12)]
     base = two(*links)
-    for kind, word in (("mig", "NODE"), ("mps", "NV12")):
+    for kind, word in (("mig", "NODE"), ("gi", "NODE"), ("mps", "NV12")):
         parts = tuple(
             structs.replace(card(one, kind), id=f"part of {one}", parent=one) for one in (A, B)
         )

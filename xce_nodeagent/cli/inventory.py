@@ -25,6 +25,7 @@ from xce_nodeagent.model import name
 @command()
 @click.option("--table", is_flag=True, help="A table (default).")
 @click.option("--tree", is_flag=True, help="NUMA node, PCIe switch, devices.")
+@click.option("--matrix", is_flag=True, help="How far cards and NICs are from each other.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
 @click.option("--simulate", metavar="PROFILE", help="Add a simulated machine's instances.")
@@ -40,6 +41,7 @@ def inventory(
     *,
     table: bool,
     tree: bool,
+    matrix: bool,
     local: bool,
     sysroot: str | None,
     simulate: str | None,
@@ -52,8 +54,8 @@ def inventory(
     Asks the agent. Looks by itself only with --local, --sysroot or --simulate, or where there is
     no socket at all; `source` in the answer says which. Who holds what, only the agent knows.
     """
-    if table + tree + session.json > 1:
-        raise click.UsageError("give one of --table, --tree and --json")
+    if table + tree + (matrix or session.json) > 1:
+        raise click.UsageError("give one of --table, --tree, --matrix and --json")
     if schema:
         from xce_nodeagent.model.schema import schema as described  # noqa: PLC0415  # rarely
 
@@ -64,7 +66,7 @@ def inventory(
     if anonymize and record is None:
         raise click.UsageError("--anonymize is for --record DIR")
     if record is not None:
-        if table or tree or simulate:
+        if table or tree or matrix or simulate:
             raise click.UsageError("--record shows nothing and records no simulated machine")
         _record(session, record, sysroot, anonymize=anonymize)
         return
@@ -73,7 +75,9 @@ def inventory(
         found = found if session.json else name.cleaned(found)
     else:
         found = session.call("GetInventory", {})
-    if session.json:
+    if matrix:
+        _show_matrix(session, found)
+    elif session.json:
         session.show_json(found)
     elif tree:
         from xce_nodeagent.cli.tree import inventory_tree  # noqa: PLC0415  # rich takes its time
@@ -83,6 +87,17 @@ def inventory(
         from xce_nodeagent.cli.table import inventory_table  # noqa: PLC0415  # the same
 
         session.show(inventory_table(found))
+
+
+def _show_matrix(session: Session, found: dict[str, Any]) -> None:
+    from xce_nodeagent.cli import matrix  # noqa: PLC0415  # rich takes its time
+    from xce_nodeagent.cli.table import columns  # noqa: PLC0415  # the same
+
+    chart = matrix.chart(found)
+    if session.json:
+        session.show_json(chart)
+    else:
+        session.show(matrix.matrix(found, chart, columns()))
 
 
 def _look(sysroot: str | None, simulate: str) -> dict[str, Any]:

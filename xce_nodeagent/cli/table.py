@@ -22,7 +22,7 @@ from xce_nodeagent.cli.session import run_of
 from xce_nodeagent.cli.width import folded, room
 
 _ENDLESS = 1 << 20  # columns of what is no terminal
-_GAP, _INDENT = "  ", "    "
+GAP, _INDENT = "  ", "    "
 
 Row = Sequence[Text]
 
@@ -55,7 +55,7 @@ def rendered(*parts: RenderableType, at_least: int = 0) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
-def _whole(grid: Text) -> str:
+def whole(grid: Text) -> str:
     """Give what a grid looks like: its lines are no text that could go on at a word's end."""
     return rendered(grid, at_least=max(map(cell_len, grid.plain.split("\n"))))
 
@@ -69,7 +69,9 @@ def _longest(texts: Iterable[str]) -> int:
     return max((cell_len(word) for text in texts for word in text.split()), default=0)
 
 
-def _grid(header: Sequence[str], rows: Sequence[Row], below: Sequence[Sequence[Text]] = ()) -> Text:
+def in_columns(
+    header: Sequence[str], rows: Sequence[Row], below: Sequence[Sequence[Text]] = ()
+) -> Text:
     """Put cells in columns; `below` has lines that follow each row."""
     titles = [Text(title, style="bold") for title in header]
     widths = [max(map(_cells, column)) for column in zip(titles, *rows, strict=True)]
@@ -77,7 +79,7 @@ def _grid(header: Sequence[str], rows: Sequence[Row], below: Sequence[Sequence[T
     for row, more in zip((titles, *rows), ((), *(below or [()] * len(rows))), strict=True):
         line = Text()
         for cell, width in zip(row, widths, strict=True):
-            line.append_text(cell).append(" " * (width - cell.cell_len) + _GAP)
+            line.append_text(cell).append(" " * (width - cell.cell_len) + GAP)
         lines += [line, *(Text(_INDENT).append_text(one) for one in more)]
     return Text("\n").join(lines)
 
@@ -85,7 +87,7 @@ def _grid(header: Sequence[str], rows: Sequence[Row], below: Sequence[Sequence[T
 def _width(header: Sequence[str], rows: Sequence[Row]) -> int:
     titles = [Text(title) for title in header]
     cells: list[int] = [max(map(_cells, column)) for column in zip(titles, *rows, strict=True)]
-    return sum(cells) + len(_GAP) * (len(cells) - 1)
+    return sum(cells) + len(GAP) * (len(cells) - 1)
 
 
 def inventory_table(inventory: dict[str, Any]) -> str:
@@ -97,7 +99,7 @@ def inventory_table(inventory: dict[str, Any]) -> str:
     at_least = _longest([grid.plain, generation.plain])
     return (
         rendered(title, generation, at_least=at_least)
-        + _whole(grid)
+        + whole(grid)
         + rendered(*problems(inventory), at_least=at_least)
     )
 
@@ -121,7 +123,7 @@ def _instances(instances: Sequence[dict[str, Any]], room: int) -> Text:
         for one in instances
     ]
     if _width(header, rows) <= room:
-        return _grid(header, rows)
+        return in_columns(header, rows)
     for at in (5, 2):  # who holds it, and its NUMA node
         if all(row[at].plain in ("", "?") for row in rows):
             del header[at]
@@ -134,9 +136,9 @@ def _instances(instances: Sequence[dict[str, Any]], room: int) -> Text:
     ]
     for fitting in (rows, short):
         if _width(header, fitting) <= room:
-            return _grid(header, fitting)
+            return in_columns(header, fitting)
     below = [[row[what]] if row[what].plain else [] for row in rows]
-    return _grid(
+    return in_columns(
         header[:what] + header[what + 1 :], [[*r[:what], *r[what + 1 :]] for r in rows], below
     )
 
@@ -215,14 +217,18 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
     held = [[Text(one) for one in _held(binding) or ["nothing"]] for binding in bindings]
     room = columns()
     if room == _ENDLESS:
-        grid = _grid(header, [[*r, Text(", ").join(h)] for r, h in zip(rows, held, strict=True)])
+        grid = in_columns(
+            header, [[*r, Text(", ").join(h)] for r, h in zip(rows, held, strict=True)]
+        )
     else:
         lines: list[Row] = []
         for row, all_held in zip(rows, held, strict=True):
             lines.append([*row, all_held[0]])
             lines += [[*([Text()] * 4), one] for one in all_held[1:]]
         grid = (
-            _grid(header, lines) if _width(header, lines) <= room else _grid(header[:4], rows, held)
+            in_columns(header, lines)
+            if _width(header, lines) <= room
+            else in_columns(header[:4], rows, held)
         )
     faults = [
         Text.assemble(f"{run_of(b)}: ", _standing(b), f": {b['fault']}")
@@ -234,7 +240,7 @@ def jobs_table(bindings: list[dict[str, Any]]) -> str:
         for one in bindings
         for who in _who(one)
     ]
-    return _whole(grid) + rendered(*faults, *notes)
+    return whole(grid) + rendered(*faults, *notes)
 
 
 def _standing(binding: dict[str, Any]) -> Text:

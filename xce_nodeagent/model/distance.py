@@ -28,6 +28,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from xce_nodeagent.model.instance import Instance
+from xce_nodeagent.model.nvlink import HIDDEN
 
 _RANKS = {"X": 0, "PIX": 200, "PXB": 300, "PHB": 400, "NODE": 500, "SYS": 600}
 _LINKED = 100  # less the number of links: more of them are nearer
@@ -236,6 +237,6 @@ class Layout:
         """How many links each card has to switches."""
         found: Counter[tuple[str, str]] = Counter()
         for link in self._links:
-            if _ADDRESS.fullmatch(link["other"]):
+            if link["other"] == HIDDEN or _ADDRESS.fullmatch(link["other"]):
                 found[link["kind"], link["one"]] += link["count"]
         return found

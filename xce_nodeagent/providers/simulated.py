@@ -167,7 +167,7 @@ class _Build:
             overlaps=(gpu.id,),
             attributes={
                 # NVLink is off in MIG mode (MIG User Guide, "Limitations").
-                **{key: v for key, v in gpu.attributes.items() if key != "nvlink_domain"},
+                **{key: v for key, v in gpu.attributes.items() if not key.startswith("nvlink_")},
                 "uuid": identity,
                 "memory_bytes": row["memory_mib"] << 20,
                 "mig_profile": row["profile"],
