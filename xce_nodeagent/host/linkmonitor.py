@@ -64,21 +64,33 @@ class LinkMonitor:
         self._socket.close()
 
     def drain(self) -> tuple[Event, ...]:
-        """Take what is there, without waiting; LOST stands for what is not."""
+        """Take what is there, without waiting; LOST stands for what is not.
+
+        After an overflow the kernel drops what comes until all is read, and does not say so again.
+        """
         events: dict[Event, None] = {}
         try:
             for _ in range(AT_ONCE):
-                for event in _events(self._socket.recv(_ENOUGH)):
-                    events[event] = None
-            for _ in range(_SKIP_AT_ONCE):
-                self._socket.recv(_HEADER.size)
+                events.update(dict.fromkeys(_events(self._socket.recv(_ENOUGH))))
         except BlockingIOError:
-            if len(events) < AT_ONCE:
-                return tuple(events)
+            return tuple(events)
         except OSError as error:
-            if error.errno != errno.ENOBUFS:  # netlink(7): there were more than it could keep
+            if error.errno != errno.ENOBUFS:
                 raise
+        skip(self._socket)
         return (*events, LOST)
+
+
+def skip(opened: socket.socket) -> None:
+    """Read a netlink socket to its end, for nothing: what is lost is known to be lost."""
+    for _ in range(_SKIP_AT_ONCE):
+        try:
+            opened.recv(_HEADER.size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
 
 
 def _events(message: bytes) -> Iterator[Event]:

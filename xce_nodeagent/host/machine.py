@@ -83,7 +83,7 @@ class Host:
         discovery that is the same as an attribute that is absent. Want of descriptors or memory is
         no absence: raise OSError then, or all hardware would seem to have gone.
         """
-        if self.memory is None:
+        if self.memory is None or limit != LIMIT:
             return self._read(name, limit)
         return self.memory.text(name, lambda: self._read(name, limit))
 

@@ -6,13 +6,13 @@ process gives up that right. Where libudev is missing, the module can be importe
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Collection
 from typing import Any
 
 from xce_nodeagent.host.event import LOST, Event
+from xce_nodeagent.host.linkmonitor import skip
 
 try:
     import pyudev
@@ -30,9 +30,6 @@ BUFFER = 1 << 20
 
 AT_ONCE = 128
 """Events that are taken one by one; of more, it is enough to know that there were more."""
-
-_SKIP_AT_ONCE = 1 << 14
-_HEAD = 64  # the rest of a message is dropped by the kernel
 
 
 class Monitor:
@@ -72,14 +69,9 @@ class Monitor:
                 if device is None:
                     return tuple(events)
                 events[Event(device.action or "", device.subsystem or "", device.sys_name)] = None
-            self._skip()
         except OSError:
             # ENOBUFS (netlink(7)), but pyudev looks at poll(2) first and says nothing but that it
             # failed. It does so until the error is taken, and the socket is readable all the while.
             self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        skip(self._socket)
         return (*events, LOST)
-
-    def _skip(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(_SKIP_AT_ONCE):
-                self._socket.recv(_HEAD, socket.MSG_DONTWAIT)
