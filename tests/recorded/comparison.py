@@ -22,6 +22,15 @@ EXPLAINED: Mapping[tuple[str, str, str], str] = {
         )
         for node in (0, 8)
     },
+    **{
+        ("folders", "sysfs/procfs/fixtures.ttar", what): (
+            "CPUs 4 and 5 are siblings of those that are there, and have no folder in the recording"
+        )
+        for what in ("package 0", "cores")
+    },
+    ("folders", "sysfs/procfs/fixtures.ttar", "NICs beyond those"): (
+        "eth0 is a folder of the class itself there, and its link to 0000:00:1f.6 leads nowhere"
+    ),
     ("lstopo", "hwloc/2pa-pcidomain32bits.tar.bz2", "0000:00:03.0 local_cpus"): (
         "the recording has one CPU in local_cpus, which lstopo reads, and two in local_cpulist"
     ),
@@ -120,7 +129,7 @@ def _topology(tally: Tally, machine: Machine, topology: Mapping[str, Any]) -> No
                 f"node {node.number} distances", list(node.distances), where.get("distances")
             )
     if machine.nodes:
-        numbers = [node.number for node in machine.nodes]
+        numbers = sorted(node.number for node in machine.nodes)
         tally.hold("nodes", numbers, sorted([*nodes, *topology["memory_nodes"]]))
 
 
@@ -199,7 +208,9 @@ def _nics(tally: Tally, machine: Machine, found: Inventory) -> None:
             tally.hold(f"{interface.name} address", interface.function, nic.text("pci_address"))
             if interface.mac:
                 tally.hold(f"{interface.name} MAC", interface.mac, nic.text("mac"))
-            _attributes(tally, functions[interface.function], nic)
+            # Some recordings have the interface and not the function.
+            if interface.function in functions:
+                _attributes(tally, functions[interface.function], nic)
     for port in machine.rdma:
         name = f"{port.device} port {port.port}"
         named = [
@@ -214,4 +225,5 @@ def _nics(tally: Tally, machine: Machine, found: Inventory) -> None:
                 tally.hold(f"{name} speed", port.speed_mbps, nic.number("speed_mbps"))
             _attributes(tally, functions[port.function], nic)
     of = {one.function for one in (*machine.interfaces, *machine.rdma)}
-    tally.hold("NICs beyond those", [], sorted({one.text("pci_address") for one in nics} - of))
+    on_pci = {one.text("pci_address") for one in nics} - {""}
+    tally.hold("NICs beyond those", [], sorted(on_pci - of))

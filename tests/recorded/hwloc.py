@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 from xml.etree import ElementTree as ET
 
 from recorded.machine import Cpu, Function, Interface, Link, Machine, Node, RdmaPort, bits
@@ -33,7 +34,6 @@ class _Read:
     nodes: dict[int, frozenset[int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """`OSDev:802` and the like of what hangs on PCI: the address."""
-    models: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,14 @@ def _device(found: _Read, one: ET.Element, function: str, version: int) -> None:
     # Kinds are numbers up to format 2, and one bit each from 3 on (hwloc_obj_osdev_type_e).
     network, fabric = (kind & 16, kind & 32) if version >= 3 else (kind == 2, kind == 3)
     told = {info.get("name"): info.get("value", "") for info in one.findall("info")}
-    if model := told.get("GPUModel"):
-        found.models.add(model)
+    if "NVIDIAUUID" in told:
+        place = next(n for n, one in enumerate(found.functions) if one.address == function)
+        found.functions[place] = replace(
+            found.functions[place],
+            model=told.get("GPUModel", ""),
+            uuid=told["NVIDIAUUID"],
+            serial=told.get("NVIDIASerial", ""),
+        )
     if fabric:
         ports = [
             int(match[1]) for key in told if key and (match := re.match(r"Port(\d+)State", key))
@@ -223,10 +229,10 @@ def _rows(order: list[int], values: list[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _links(top: ET.Element, found: _Read) -> Iterator[Link]:
-    """Give NVLinks between cards, and to switches, from the matrix of their bandwidths."""
-    mbps = {
-        speed for model in found.models for card, speed in _NVLINK_MBPS.items() if card in model
-    }
+    """Give NVLinks to cards, switches and CPUs from the matrix of their bandwidths."""
+    models = [one.model for one in found.functions if one.uuid]
+    mbps = {speed for card, speed in _NVLINK_MBPS.items() for model in models if card in model}
+    kinds = {one.address: one.kind for one in found.functions}
     for matrix in top.findall("distances2hetero"):
         if matrix.get("name") != "NVLinkBandwidth" or len(mbps) != 1:
             continue
@@ -237,10 +243,16 @@ def _links(top: ET.Element, found: _Read) -> Iterator[Link]:
             for column, other in enumerate(ends):
                 value = values[row * len(ends) + column]
                 # On the diagonal is a number that is bigger than all of them.
-                if value and row != column and one.startswith("OSDev") and other in found.names:
-                    yield Link(
-                        kind="nvlink",
-                        one=found.names[one],
-                        other=found.names[other],
-                        count=value // of_one,
-                    )
+                if not value or row == column or not one.startswith("OSDev"):
+                    continue
+                at = found.names.get(other, "")
+                end: Literal["gpu", "switch", "cpu"] = "gpu"
+                if kinds.get(at) != kinds[found.names[one]]:
+                    end = "switch" if at else "cpu"
+                yield Link(
+                    kind="nvlink",
+                    one=found.names[one],
+                    other=at,
+                    count=value // of_one,
+                    end=end,
+                )

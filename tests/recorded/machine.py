@@ -31,6 +31,10 @@ class Function:
     """Of a bridge: the first and the last bus behind it."""
     drm: tuple[str, ...] = ()
     compute_units: int | None = None
+    model: str = ""
+    """The name, the UUID and the serial number of a card, as its vendor's library tells them."""
+    uuid: str = ""
+    serial: str = ""
     made_up: bool = False
     """The recording implies that it is there, and says nothing else of it."""
 
@@ -76,12 +80,16 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """So many links from a card to another, or to a switch; both by PCI address."""
+    """So many links from a card to another, or to a switch; both by PCI address.
+
+    `end` is what is at the other end; a CPU has no address.
+    """
 
     kind: Literal["nvlink", "xgmi"]
     one: str
     other: str
     count: int
+    end: Literal["gpu", "switch", "cpu"] = "gpu"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,7 @@ def _links(gpu: ET.Element, address: str) -> Iterator[Link]:
             one=address,
             other=other,
             count=number,
+            end="switch" if link.get("tclass", "").startswith("0x0680") else "gpu",
         )
 
 
