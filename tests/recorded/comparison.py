@@ -29,7 +29,7 @@ EXPLAINED: Mapping[tuple[str, str, str], str] = {
         for what in ("package 0", "cores")
     },
     ("folders", "sysfs/procfs/fixtures.ttar", "NICs beyond those"): (
-        "eth0 is a folder of the class itself there, and its link to 0000:00:1f.6 leads nowhere"
+        "eth0 is a folder of the class itself there, with a link to 0000:00:1f.6"
     ),
     ("lstopo", "hwloc/2pa-pcidomain32bits.tar.bz2", "0000:00:03.0 local_cpus"): (
         "the recording has one CPU in local_cpus, which lstopo reads, and two in local_cpulist"

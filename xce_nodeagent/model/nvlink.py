@@ -62,8 +62,14 @@ def domains(
             of = group[of]
         return of
 
+    switch = ""
     for address, other, _ in _pairs(ids, ends):
         group[top(other)] = top(address)
+        if other not in ids:
+            # All switches of a host are one fabric: those on the two boards of a DGX-2 are linked
+            # with each other, and no card tells of that.
+            switch = switch or other
+            group[top(other)] = top(switch)
     members: dict[str, list[str]] = {}
     for one in group:
         members.setdefault(top(one), []).append(one)
