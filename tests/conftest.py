@@ -98,6 +98,10 @@ def _umockdev() -> str:
     return "" if shutil.which("umockdev-run") else "needs umockdev-run, from umockdev"
 
 
+def _chromium() -> str:
+    return "" if shutil.which("chromium") else "needs chromium"
+
+
 def _plain() -> str:
     return "" if os.geteuid() else "needs a plain user"
 
@@ -118,6 +122,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "cc": _cc,
     "nspawn": _nspawn,
     "systemd": _systemd,
+    "chromium": _chromium,
     "recorded": _recorded,
     "lstopo": _lstopo,
     "umockdev": _umockdev,

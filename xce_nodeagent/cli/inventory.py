@@ -18,6 +18,7 @@ from xce_nodeagent.cli.session import (
     with_agent,
     with_json,
 )
+from xce_nodeagent.cli.whole import replace
 from xce_nodeagent.errors import BadRequest
 from xce_nodeagent.model import name
 
@@ -26,6 +27,8 @@ from xce_nodeagent.model import name
 @click.option("--table", is_flag=True, help="A table (default).")
 @click.option("--tree", is_flag=True, help="NUMA node, PCIe switch, devices.")
 @click.option("--matrix", is_flag=True, help="How far cards and NICs are from each other.")
+@click.option("--svg", metavar="FILE", help="Draw a picture of the node; `-` is stdout.")
+@click.option("--html", metavar="FILE", help="The picture as a page, with a table to filter.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
 @click.option("--simulate", metavar="PROFILE", help="Add a simulated machine's instances.")
@@ -42,6 +45,8 @@ def inventory(
     table: bool,
     tree: bool,
     matrix: bool,
+    svg: str | None,
+    html: str | None,
     local: bool,
     sysroot: str | None,
     simulate: str | None,
@@ -54,8 +59,8 @@ def inventory(
     Asks the agent. Looks by itself only with --local, --sysroot or --simulate, or where there is
     no socket at all; `source` in the answer says which. Who holds what, only the agent knows.
     """
-    if table + tree + (matrix or session.json) > 1:
-        raise click.UsageError("give one of --table, --tree, --matrix and --json")
+    if table + tree + (matrix or session.json) + (svg is not None) + (html is not None) > 1:
+        raise click.UsageError("give one of --table, --tree, --matrix, --svg, --html and --json")
     if schema:
         from xce_nodeagent.model.schema import schema as described  # noqa: PLC0415  # rarely
 
@@ -66,7 +71,7 @@ def inventory(
     if anonymize and record is None:
         raise click.UsageError("--anonymize is for --record DIR")
     if record is not None:
-        if table or tree or matrix or simulate:
+        if table or tree or matrix or svg or html or simulate:
             raise click.UsageError("--record shows nothing and records no simulated machine")
         _record(session, record, sysroot, anonymize=anonymize)
         return
@@ -79,6 +84,14 @@ def inventory(
         _show_matrix(session, found)
     elif session.json:
         session.show_json(found)
+    elif svg is not None:
+        from xce_nodeagent.cli.picture.svg import page as drawn  # noqa: PLC0415  # the same
+
+        _put(session, "--svg", svg, drawn(found))
+    elif html is not None:
+        from xce_nodeagent.cli.picture.html import page  # noqa: PLC0415  # the same
+
+        _put(session, "--html", html, page(found))
     elif tree:
         from xce_nodeagent.cli.tree import inventory_tree  # noqa: PLC0415  # rich takes its time
 
@@ -121,6 +134,18 @@ def _record(session: Session, folder: str, sysroot: str | None, *, anonymize: bo
     if not anonymize:
         lines.append("it has serial numbers, addresses and names in it; --anonymize replaces them")
     session.show("\n".join(map(name.printable, lines)))
+
+
+def _put(session: Session, option: str, file: str, text: str) -> None:
+    """Write to a file, or to stdout for `-`. A file that is there is replaced as a whole."""
+    if file == "-":
+        session.show(text)
+        return
+    try:
+        replace(file, text)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadRequest(f"{option} {file!r}: {why}; name a file that can be written") from error
 
 
 def _expect_machine(sysroot: str) -> None:
