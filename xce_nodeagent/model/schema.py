@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from xce_nodeagent.model import resource
 from xce_nodeagent.model.instance import Attribute, ResourceType
 from xce_nodeagent.model.inventory import SCHEMA, Inventory
 from xce_nodeagent.model.link import Link
-from xce_nodeagent.model.resource import GPU, MIG, MPS, NIC, PORTS
 
-KNOWN = (GPU, MIG, MPS, NIC, PORTS)
+KNOWN = tuple(kind for kind in vars(resource).values() if isinstance(kind, ResourceType))
 _CpuList = Annotated[str, Meta(description="CPUs as a Linux CPU list, such as 0-3,8")]
 _Bridges = Annotated[
     tuple[str, ...],
