@@ -60,6 +60,8 @@ def test_this_machine_is_valid(look, small: Path) -> None:
         (("instances", 0, "devices", 0, "type"), "x"),
         (("topology", "numa_nodes"), [{"id": "0", "cpus": "0"}]),
         (("topology", "links"), [{"kind": "pcie", "one": "a", "other": "b", "count": 1}]),
+        (("topology", "rails"), {"by": "structure", "nics": {"a": "0"}, "gpus": {}}),
+        (("topology", "bridges"), {"0000:00:01.0": {"link_width": "16"}}),
         (("counters", "gpu"), {"total": 8}),
     ],
 )

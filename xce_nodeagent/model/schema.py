@@ -47,24 +47,59 @@ class NumaNode(Struct):
     package: int | UnsetType = UNSET
 
 
-class Function(Struct, rename={"pci_class": "class"}):
+class Cpu(Struct):
+    """What the first CPU says of itself."""
+
+    arch: str | UnsetType = UNSET
+    vendor: str | UnsetType = UNSET
+    family: int | UnsetType = UNSET
+    model: int | UnsetType = UNSET
+    model_name: str | UnsetType = UNSET
+
+
+class Facts(Struct, rename={"pci_class": "class"}):
+    """What a PCI function is; numbers are hexadecimal, without 0x."""
+
+    pci_class: str | UnsetType = UNSET
+    vendor: str | UnsetType = UNSET
+    device: str | UnsetType = UNSET
+    subsystem_vendor: str | UnsetType = UNSET
+    subsystem_device: str | UnsetType = UNSET
+    link_speed: (
+        Annotated[str, Meta(description="the most that its own port can do, such as 16.0 GT/s")]
+        | UnsetType
+    ) = UNSET
+    link_width: int | UnsetType = UNSET
+
+
+class Function(Facts, kw_only=True):
     """A PCI function that placement is about."""
 
     root: str
     bridges: _Bridges
-    pci_class: str | UnsetType = UNSET
     numa_node: int | UnsetType = UNSET
+
+
+class Rails(Struct):
+    """Which NICs are on which rail, where their provider does not say so, and who goes by it."""
+
+    by: Annotated[str, Meta(description="structure, configuration or none")]
+    nics: dict[str, int]
+    gpus: Annotated[dict[str, int], Meta(description="the rail of a GPU's own NIC")]
 
 
 class Topology(Struct):
     """Where things are: what the kernel does not tell is absent."""
 
+    cpu: Cpu
     packages: tuple[Package, ...]
     cores: tuple[_CpuList, ...]
     numa_nodes: tuple[NumaNode, ...]
     memory_nodes: Annotated[tuple[int, ...], Meta(description="NUMA nodes without CPUs")]
     pci: Annotated[dict[str, Function], Meta(description="by address")]
+    bridges: Annotated[dict[str, Facts], Meta(description="those above them, by address")]
     links: tuple[Link, ...]
+    rails: Rails
 
 
 class Count(Struct):
