@@ -31,6 +31,9 @@ prepare_uids = [0, 991]
 [ports]
 range = "20000-20999"
 guard_root = "/sys/fs/cgroup/g"
+[nic]
+offer = ["0000:18:00.0", "eth*"]
+reserve = ["mlx5_7"]
 [environment]
 visible_devices = "index"
 [simulate]
@@ -43,6 +46,8 @@ device_directory = "/dev/xce-sim"
     assert config.agent.cgroup_allowed_roots == ("/sys/fs/cgroup/a", "/sys/fs/cgroup/b")
     assert config.access.prepare_uids == (0, 991)
     assert config.ports.range == (20000, 20999)
+    assert config.nic.offer == ("0000:18:00.0", "eth*")
+    assert config.nic.reserve == ("mlx5_7",)
     assert config.environment.visible_devices == "index"
 
 
@@ -105,6 +110,10 @@ range = "9-3"
         "[ports]\nrange = '0-10'",
         "[ports]\nrange = '1-65536'",
         "[ports]\nrange = 5",
+        "[nic]\noffer = 'eth0'",
+        "[nic]\noffer = ['']",
+        "[nic]\nreserve = ['eth0', 7]",
+        "[nic]\nreserve = ['eth0 eth1']",
         "[simulate]\nprofile = '../etc'",
         "[agent",
         "agent = 1",
