@@ -78,6 +78,19 @@ def test_only_default_routes_are_told(network, monitor, family) -> None:
     assert told(monitor, ROUTE, link("last", "remove")) == {ROUTE, link("last", "remove")}
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["route add 0.0.0.0/1 dev br0", "route add 2000::/3 dev br0",
+     "rule add from 192.0.2.0/24 table 7",
+     "nexthop add id 7 dev br0"],
+)  # fmt: skip
+def test_what_decides_of_the_default_route_is_told(network, monitor, command) -> None:
+    network.ip("link add br0 type bridge", "link set br0 up")
+    quiet(network, monitor)
+    network.ip(command)
+    assert told(monitor, ROUTE) == {ROUTE}
+
+
 def test_what_a_thousand_containers_do_wakes_nobody(network, monitor) -> None:
     network.ip("link add br0 type bridge", "link set br0 up", "addr add 192.0.2.1/24 dev br0")
     quiet(network, monitor)

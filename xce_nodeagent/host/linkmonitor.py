@@ -8,6 +8,7 @@ containers makes veths and routes all the time, and an idle agent sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -16,13 +17,16 @@ import struct
 from collections.abc import Iterator
 
 from xce_nodeagent.host.event import LOST, ROUTES, Event
+from xce_nodeagent.host.route import SHORT
 
-_GROUPS = 0x1 | 0x40 | 0x400  # RTMGRP_LINK, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
+# RTNLGRP_LINK, _IPV4_ROUTE, _IPV4_RULE, _IPV6_ROUTE, _IPV6_RULE; and _NEXTHOP, where there is one
+_GROUPS = sum(1 << group - 1 for group in (1, 7, 8, 11, 19))
+_NEXTHOP, _SOL_NETLINK, _ADD_MEMBERSHIP = 32, 270, 1
 _NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE = 16, 17, 24, 25  # RTM_*, linux/rtnetlink.h
 _IFNAME, _LINKINFO, _INFO_KIND = 3, 18, 1  # IFLA_*, linux/if_link.h
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ATTRIBUTES = 32  # where they begin: behind struct nlmsghdr and struct ifinfomsg, 16 bytes each
-_FAMILY, _DST_LEN = 16, 17  # ifi_family; rtm_dst_len, which is 0 in a default route
+_FAMILY, _DST_LEN = 16, 17  # ifi_family; rtm_dst_len
 _ENOUGH = 1024  # bytes of a message: the name is the first attribute of a link
 _SO_ATTACH_FILTER = 26
 
@@ -51,6 +55,8 @@ class LinkMonitor:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             _attach(self._socket, _filter())
             self._socket.bind((0, _GROUPS))
+            with contextlib.suppress(OSError):  # it came with Linux 5.3
+                self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NEXTHOP)
         except OSError:
             self._socket.close()
             raise
@@ -98,11 +104,10 @@ def _events(message: bytes) -> Iterator[Event]:
     if len(message) < _HEADER.size:
         return
     kind = _HEADER.unpack_from(message)[1]
-    if kind in (_NEWROUTE, _DELROUTE):
+    if kind not in (_NEWLINK, _DELLINK):
         yield Event("change", ROUTES, "")
-    elif kind in (_NEWLINK, _DELLINK):
-        action = "remove" if kind == _DELLINK else "change"
-        yield Event(action, "net", _name(message))
+    else:
+        yield Event("remove" if kind == _DELLINK else "change", "net", _name(message))
 
 
 def _name(message: bytes) -> str:
@@ -121,26 +126,26 @@ def _name(message: bytes) -> str:
 
 _BYTE, _HALF, _WORD, _WORD_BEHIND_X = 0x30, 0x28, 0x20, 0x40
 _A_IS, _X_IS, _X_IS_A = 0x00, 0x01, 0x07
-_EQUAL, _RETURN = 0x15, 0x06
+_EQUAL, _GREATER, _RETURN = 0x15, 0x25, 0x06
 _ATTRIBUTE, _ATTRIBUTE_INSIDE = 0xFFFFF00C, 0xFFFFF010  # SKF_AD_OFF + SKF_AD_NLATTR, …_NEST
 _ALL = 0xFFFFFFFF
 
 
 def _filter() -> bytes:
-    """Let pass default routes, and links of the plain family that are no veth.
+    """Let pass default routes, what rules them, and links of the plain family that are no veth.
 
     A veth carries nothing of a NIC. Links of another family tell of ports of a bridge.
     """
     passed, dropped = 19, 20
-    # Instruction, operand, and where to go on if it is equal and if not; else with the next.
+    # Instruction, operand, and where to go on if so and if not; else with the next.
     rows: tuple[tuple[int, int, int, int], ...] = (
         (_HALF, 4, 0, 0),  # nlmsg_type
         (_EQUAL, socket.htons(_NEWROUTE), 5, 2),
         (_EQUAL, socket.htons(_DELROUTE), 5, 3),
         (_EQUAL, socket.htons(_NEWLINK), 7, 4),
-        (_EQUAL, socket.htons(_DELLINK), 7, dropped),
+        (_EQUAL, socket.htons(_DELLINK), 7, passed),  # rules and next hops are few
         (_BYTE, _DST_LEN, 0, 0),  # 5: a route
-        (_EQUAL, 0, passed, dropped),
+        (_GREATER, max(SHORT.values()), dropped, passed),
         (_BYTE, _FAMILY, 0, 0),  # 7: a link
         (_EQUAL, socket.AF_UNSPEC, 9, dropped),
         (_A_IS, _ATTRIBUTES, 0, 0),
@@ -160,8 +165,8 @@ def _filter() -> bytes:
         struct.pack(
             "=HBBI",
             code,
-            equal - place - 1 if code == _EQUAL else 0,
-            other - place - 1 if code == _EQUAL else 0,
+            equal - place - 1 if code in (_EQUAL, _GREATER) else 0,
+            other - place - 1 if code in (_EQUAL, _GREATER) else 0,
             operand,
         )
         for place, (code, operand, equal, other) in enumerate(rows)
