@@ -12,6 +12,7 @@ from typing import Any
 from recorded.machine import Function, Machine, listed
 
 from xce_nodeagent.host import Host, pci
+from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 
@@ -97,6 +98,7 @@ def compare(tally: Tally, machine: Machine, seen: tuple[Host, Inventory]) -> Non
             _function(tally, one, made_up, host, found)
     _cards(tally, placed, found)
     _nics(tally, machine, found)
+    _links(tally, machine, found)
 
 
 def _topology(tally: Tally, machine: Machine, topology: Mapping[str, Any]) -> None:
@@ -168,14 +170,18 @@ def _cards(tally: Tally, functions: Iterable[Function], found: Inventory) -> Non
         tally.hold(f"{one.address} GPU", one.address, card and card.text("pci_address"))
         if card is not None:
             _attributes(tally, one, card)
+            if one.compute_units:
+                tally.hold(f"{one.address} CUs", one.compute_units, card.number("multiprocessors"))
     # The display of a management controller is nothing that a job computes on.
     others = {one.address for one in functions if one.vendor in (0x102B, 0x1A03)}
     tally.hold("displays of management controllers that are GPUs", [], sorted(others & set(cards)))
 
 
 def is_gpu(one: Function) -> bool:
-    """Say whether a function surely computes: a card of NVIDIA."""
-    return one.vendor == 0x10DE and one.kind in (0x0300, 0x0302)
+    """Say whether a function surely computes: a card of NVIDIA, one of AMD without a screen."""
+    return (one.vendor == 0x10DE and one.kind in (0x0300, 0x0302)) or (
+        one.vendor == 0x1002 and one.kind in (0x0302, 0x0380)
+    )
 
 
 def _attributes(tally: Tally, one: Function, instance: Instance) -> None:
@@ -227,3 +233,25 @@ def _nics(tally: Tally, machine: Machine, found: Inventory) -> None:
     of = {one.function for one in (*machine.interfaces, *machine.rdma)}
     on_pci = {one.text("pci_address") for one in nics} - {""}
     tally.hold("NICs beyond those", [], sorted(on_pci - of))
+
+
+def _links(tally: Tally, machine: Machine, found: Inventory) -> None:
+    """Compare the links between cards that sysfs tells: XGMI. NVLinks are the library's to tell."""
+    addresses = {one.id: one.text("pci_address") for one in found.instances}
+    cards = {one.text("pci_address"): one.id for one in found.instances if one.type == "gpu"}
+    layout = Layout(found.topology, found.by_id())
+    told = {
+        frozenset((addresses[link["one"]], addresses[link["other"]])): link["count"]
+        for link in found.topology["links"]
+        if link["kind"] == "xgmi"
+    }
+    recorded = {
+        frozenset((link.one, link.other)): link.count
+        for link in machine.links
+        if link.kind == "xgmi"
+    }
+    for ends in sorted(recorded.keys() | told.keys(), key=sorted):
+        one, other = sorted(ends)
+        tally.hold(f"XGMI {one}-{other}", recorded.get(ends), told.get(ends))
+        word = layout.between(cards[one], cards[other])
+        tally.hold(f"{one} to {other}", f"XGMI{recorded.get(ends)}", word)

@@ -18,6 +18,7 @@ from recorded.machine import Function, Interface, Link, Machine, Node, RdmaPort,
 
 MADE_UP = 0xFFFE
 _BRIDGE = 0x0604
+_AMD = 0x1002
 
 
 @dataclass
@@ -69,12 +70,15 @@ def _pci(found: _Read, pci: ET.Element, path: tuple[str, ...], node: int) -> Non
         path=path,
         kind=None if code is None else code >> 8,
         interface=None if code is None else code & 0xFF,
-        vendor=_number(pci, "vendor"),
+        vendor=_vendor(pci),
         device=_number(pci, "device"),
         subsystem_vendor=_number(pci, "subsystem_vendor"),
         subsystem_device=_number(pci, "subsystem_device"),
         numa_node=node,
-        compute_units=next((int(gpu.get("sm", "0")) or None for gpu in pci.findall("gpu")), None),
+        # NCCL has the compute capability there.
+        compute_units=next(
+            (int(gpu.get("sm", "0")) for gpu in pci.findall("gpu") if "gcn" in gpu.attrib), None
+        ),
     )
     found.functions.append(told)
     for one in inside:
@@ -104,6 +108,13 @@ def _made_up(found: _Read) -> str:
 def _number(one: ET.Element, name: str) -> int | None:
     value = one.get(name)
     return int(value, 16) if value else None
+
+
+def _vendor(pci: ET.Element) -> int | None:
+    """Give the vendor; where no number is told, RCCL tells AMD's cards by their instruction set."""
+    if any("gcn" in gpu.attrib for gpu in pci.findall("gpu")):
+        return _AMD
+    return _number(pci, "vendor")
 
 
 def _links(gpu: ET.Element, address: str) -> Iterator[Link]:
