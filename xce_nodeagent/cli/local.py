@@ -44,6 +44,7 @@ def _look(config: Config, sysroot: str | None = None) -> Inventory:
         port_range=config.ports.range,
         nic=config.nic,
         rails=config.rails,
+        mps=config.mps,
     )
     found, _, _ = advance(scan(host, all_providers()), {}, 0)
     return found

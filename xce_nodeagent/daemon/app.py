@@ -122,6 +122,7 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         port_range=config.ports.range,
         nic=config.nic,
         rails=config.rails,
+        mps=config.mps,
     )
     providers = all_providers()
     # A scan imports what it needs as it goes. This one is for that; no helper is asked yet.

@@ -16,6 +16,7 @@ from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.host.tree import Tree
 from xce_nodeagent.model.config import NicConfig, RailsConfig
+from xce_nodeagent.model.share import MpsConfig
 
 PAGE = 4096
 """What an attribute of sysfs has at most."""
@@ -51,6 +52,7 @@ class Host:
         port_range: tuple[int, int] | None = None,
         nic: NicConfig | None = None,
         rails: RailsConfig | None = None,
+        mps: MpsConfig | None = None,
     ) -> None:
         self.root = Path(root)
         self.live = self.root == Path("/") if live is None else live
@@ -62,6 +64,7 @@ class Host:
         self.port_range = port_range
         self.nic = nic or NicConfig()
         self.rails = rails or RailsConfig()
+        self.mps = mps or MpsConfig()
         self.held_ports: frozenset[int] = frozenset()
 
     def path(self, name: str) -> Path:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from xce_nodeagent.errors import BadConfig
-from xce_nodeagent.model import setting
+from xce_nodeagent.model import setting, share
 from xce_nodeagent.model.policy import Policy
+from xce_nodeagent.model.share import MpsConfig
 
 EnforcementPolicy = Literal["required", "best-effort", "off"]
 KillPolicy = Literal["none", "on-request", "term-then-kill"]
@@ -124,6 +125,7 @@ class Config(Struct, frozen=True, kw_only=True):
     release: ReleaseConfig = ReleaseConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     health: HealthConfig = HealthConfig()
+    mps: MpsConfig = MpsConfig()
     simulate: SimulateConfig = SimulateConfig()
     upstream_file: UpstreamFileConfig = UpstreamFileConfig()
 
@@ -175,6 +177,7 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = 
             "corrected_per_hour": setting.count,
         },
     ),
+    "mps": ("mps", MpsConfig, {"pipe_directory": setting.root, "shares": share.table}),
     "simulate": (
         "simulate",
         SimulateConfig,

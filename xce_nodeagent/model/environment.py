@@ -95,9 +95,11 @@ def nvidia(
     are always whole: CUDA takes a prefix, but newer releases refuse short ones in lists. CUDA
     counts the cards that the process can open, in CUDA_DEVICE_ORDER, so under the fence
     (`contained`) the numbers count the job's own cards from 0; the host's numbers are in
-    XCE_GPU_INDEXES. A MIG slice has no number, so a job with one gets UUIDs.
+    XCE_GPU_INDEXES. A MIG slice has no number, so a job with one gets UUIDs. A card is named once,
+    however many shares of it the job has.
     """
-    cards = _in_bus_order(instances)
+    granted = _in_bus_order(instances)
+    cards = list({card.text("uuid") or card.id: card for card in reversed(granted)}.values())[::-1]
     uuids = [card.text("uuid") or card.id for card in cards]
     indexes = [card.text("index") for card in cards]
     if visible == "uuid" or any(card.type == "mig" for card in cards) or "" in indexes:
@@ -113,8 +115,37 @@ def nvidia(
             # It is read outside the fence, by the container's runtime: UUIDs fit both policies.
             "NVIDIA_VISIBLE_DEVICES": ",".join(uuids),
             **_cards(cards, uuids, indexes),
+            **_mps(granted, uuids),
         }
     )
+
+
+def _mps(granted: Sequence[Instance], uuids: Sequence[str]) -> dict[str, str]:
+    """Give what a client of MPS needs for its shares (CUDA MPS, "Environment Variables").
+
+    The limit of threads is one for all cards of a process, so of several cards the least counts,
+    also where the job has others as a whole. Memory is limited by card, as CUDA counts them.
+    """
+    percents: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    shares = [one for one in granted if one.type == "mps"]
+    for share in shares:
+        card = share.text("uuid") or share.id
+        percents[card] = percents.get(card, 0) + share.number("mps_percent", 0)
+        limits[card] = limits.get(card, 0) + share.number("memory_bytes", 0)
+    if not shares:
+        return {}
+    values = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(percents.values()))}
+    if where := shares[0].text("mps_pipe_directory"):
+        values["CUDA_MPS_PIPE_DIRECTORY"] = where
+    memory = [
+        f"{place}={limits[card] >> 20}M"
+        for place, card in enumerate(uuids)
+        if limits.get(card, 0) >> 20
+    ]
+    if memory:
+        values["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(memory)
+    return values
 
 
 def amd(

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from xce_nodeagent.host import Host, fact, nvidia, nvml, pci
-from xce_nodeagent.model import environment, nvlink
+from xce_nodeagent.model import environment, nvlink, share
 from xce_nodeagent.model.cut import Cut
 from xce_nodeagent.model.instance import AttributeValue, Instance, ResourceType
 from xce_nodeagent.model.plan import AllowDevice, Plan
-from xce_nodeagent.model.resource import GPU, GPU_INSTANCE, MIG
+from xce_nodeagent.model.resource import GPU, GPU_INSTANCE, MIG, MPS
 from xce_nodeagent.provider import Found, Grant, Provider
 
 _VENDOR = 0x10DE
@@ -56,7 +56,7 @@ class Nvidia:
     """The provider. Where the host has a prober, that asks the library; else it is asked here."""
 
     name: ClassVar[str] = "nvidia"
-    types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, GPU_INSTANCE)
+    types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, GPU_INSTANCE, MPS)
     subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "nvidia", "module"})
 
     def discover(self, host: Host) -> Found:
@@ -75,7 +75,7 @@ class Nvidia:
         if state == "found":
             facts = fact.checked(facts)
             machine = _Machine(host, facts, cards, nodes)
-            instances = tuple(machine.instances())
+            instances = _shared(host, machine)
             return Found(
                 instances=instances,
                 # A card that is lost tells of no slices; jobs may have them.
@@ -93,7 +93,7 @@ class Nvidia:
         return Found(
             state=_STATES.get(state, "error"),
             reason=reason,
-            instances=tuple(_Machine(host, {"devices": []}, cards, nodes).instances()),
+            instances=_shared(host, _Machine(host, {"devices": []}, cards, nodes)),
             # A library that hangs while the agent starts must not open them to jobs that run.
             control=(*nodes.control(), *nodes.unknown_slices()) if driver else (),
         )
@@ -105,6 +105,13 @@ class Nvidia:
         return Plan(
             allowed + environment.nvidia(grant.instances, grant.visible, contained=grant.contained)
         )
+
+
+def _shared(host: Host, machine: _Machine) -> tuple[Instance, ...]:
+    """Give all instances, with the shares that the configuration declares."""
+    instances = tuple(machine.instances())
+    # The FIFO that clients write to (CUDA MPS, "CUDA_MPS_PIPE_DIRECTORY").
+    return share.divided(instances, host.mps, lambda where: "control" in host.names(where))
 
 
 _STATES: Mapping[str, Any] = {"none": "none", "not_yet": "not_yet", "error": "error"}

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import Host
-from xce_nodeagent.model import environment
+from xce_nodeagent.model import environment, share
 from xce_nodeagent.model.instance import AttributeValue, DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode
 from xce_nodeagent.model.major import LOCAL_MAJORS, character_drivers
 from xce_nodeagent.model.plan import AllowDevice, Plan, SetEnv
-from xce_nodeagent.model.resource import GPU, MIG, NIC
+from xce_nodeagent.model.resource import GPU, MIG, MPS, NIC
 from xce_nodeagent.provider import Found, Grant, Provider
 
 PROFILES = Path(__file__).with_name("profiles")
@@ -37,7 +37,7 @@ class Simulated:
     """The provider. The profile is `host.simulate`."""
 
     name: ClassVar[str] = "simulated"
-    types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, NIC)
+    types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, MPS, NIC)
     subsystems: ClassVar[frozenset[str]] = frozenset({"module"})
 
     def discover(self, host: Host) -> Found:
@@ -51,11 +51,14 @@ class Simulated:
             return Found(state="error", reason="/proc/devices: fewer than 3 local majors are free")
         build = _Build(host.simulate, profile, host.device_directory, majors[:3])
         gpus = tuple(build.gpus())
-        return Found(instances=(*build.slices(gpus), *build.nics()), control=tuple(build.control()))
+        cards = tuple(build.slices(gpus))
+        if profile["vendor"] == "nvidia":  # whose MPS needs no daemon for cards that are not here
+            cards = share.divided(cards, host.mps, lambda _: True)
+        return Found(instances=(*cards, *build.nics()), control=tuple(build.control()))
 
     def plan(self, grant: Grant) -> Plan:
         """Allow the nodes of the granted instances and the control nodes of their kinds."""
-        cards = [one for one in grant.instances if one.type in ("gpu", "mig")]
+        cards = [one for one in grant.instances if one.type in ("gpu", "mig", "mps")]
         nics = [one for one in grant.instances if one.type == "nic"]
         nodes = [node for one in grant.instances for node in one.devices]
         nodes += [
