@@ -62,7 +62,7 @@ def test_the_whole_of_a_simulated_node() -> None:
     assert inventory.counters["gpu"] == {"total": 8, "healthy": 8}
     assert inventory.counters["ports"] == {"total": 1000, "healthy": 1000}
     assert [kind.name for kind in inventory.types] == [
-        "gpu", "mig", "gi", "accelerator", "nic", "ports",
+        "gpu", "mig", "gi", "mps", "accelerator", "nic", "ports",
     ]  # fmt: skip
     assert inventory.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert inventory.node == Path("/proc/sys/kernel/hostname").read_text().strip().split(".")[0]
