@@ -126,6 +126,8 @@ class _Choosing:
 
     def reason(self, instance: Instance) -> str:
         """Say why an instance cannot be had; empty where it can."""
+        if instance.reserved:
+            return f"the host's own: {instance.reserved}"
         if not instance.healthy:
             return f"unhealthy: {instance.reason}" if instance.reason else "unhealthy"
         if instance.drained:
