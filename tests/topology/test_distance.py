@@ -81,6 +81,24 @@ def test_numa_nodes(nodes: tuple[int, ...], one: int | None, other: int | None, 
     assert machine([card(A), card(B)], pci, nodes=nodes).layout.between(A, B) == word
 
 
+def test_a_host_bridge_is_on_one_node_whichever_of_its_functions_tells() -> None:
+    pci = {
+        A: function("pci1:0", "p", numa=None), B: function("pci2:0", numa=1),
+        "0000:0a:00.0": function("pci1:0", "q", numa=1),
+    }  # fmt: skip
+    for nodes in ((0, 1), ()):
+        assert machine([card(A), card(B)], pci, nodes=nodes).layout.between(A, B) == "NODE"
+    pci["0000:0b:00.0"] = function("pci1:0", "r", numa=0)
+    assert machine([card(A), card(B)], pci).layout.between(A, B) == "SYS"
+
+
+def test_where_no_nodes_are_told_functions_may_tell_of_several() -> None:
+    pci = {A: function("pci1:0", numa=0), B: function("pci2:0", numa=1)}
+    pci["0000:0a:00.0"] = function("pci3:0")
+    found = machine([card(one) for one in pci], pci, nodes=()).layout
+    assert {found.between(A, B), found.between(A, "0000:0a:00.0")} == {"SYS"}
+
+
 def test_memory_is_as_near_as_its_nearest_cpus() -> None:
     """A card may say that it is near the node that its own memory is, and no CPU is in that."""
     nodes = [

@@ -71,6 +71,7 @@ STORAGE = "0000:22:00.0"  # below the second GPU's switch, and before its rail's
         {"model": "ConnectX-6 Lx"},
         {"board_id": "another"},
         {"bond": "bond0"},
+        {"rdma_device": ""},
     ],
 )
 def test_a_nic_of_another_kind_that_is_as_near_is_on_no_rail(other: dict[str, Any]) -> None:

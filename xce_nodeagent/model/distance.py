@@ -181,9 +181,25 @@ class Layout:
             switches = (switch,) if root and switch else ()
             path = (root, *switches) if root else ()
         numa = instance.number("numa_node", (function or {}).get("numa_node", -1))
-        if numa == -1 and len(self._nodes) <= 1:
-            numa = next(iter(self._nodes), 0)
+        if numa == -1:
+            numa = self._by_root.get(path[0], -1) if path else -1
+        if numa == -1 and len(self._known) <= 1:
+            numa = next(iter(self._known), 0)
         return Site(address, path, switches, self._with_cpus(numa))
+
+    @cached_property
+    def _by_root(self) -> dict[str, int]:
+        """The NUMA node of each host bridge whose functions are of one mind; some tell none."""
+        found: dict[str, set[int]] = {}
+        for function in self._tree.values():
+            if "numa_node" in function:
+                found.setdefault(function["root"], set()).add(function["numa_node"])
+        return {root: min(numbers) for root, numbers in found.items() if len(numbers) == 1}
+
+    @cached_property
+    def _known(self) -> frozenset[int]:
+        """The NUMA nodes that there are; as far as functions tell, where the kernel does not."""
+        return frozenset(self._nodes or self._by_root.values())
 
     def _with_cpus(self, numa: int) -> int:
         """Give the nearest NUMA node that has CPUs: the memory of a card is a node, too."""

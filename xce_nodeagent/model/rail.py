@@ -10,8 +10,8 @@ NIC for storage may stand below the same switch. So:
 2. NICs are taken by kinds, and a kind makes the rails if every group with GPUs has as many of its
    cards for each GPU: one each, or one for two, ... Two NICs are of one kind if vendor and model
    are equal; where such a kind has too many somewhere, also board, then ports on the card, then
-   whether it is part of a bond. Speed and link layer are no hints: ports are configured and
-   unplugged.
+   whether it is part of a bond, then whether it knows RDMA. Speed and link layer are no hints:
+   ports are configured and unplugged.
 3. Below switches most groups must be so, and the others may lack a card: a NIC that is gone takes
    no number from the others. Without switches all must be so, each NIC must know RDMA, and by
    NUMA node there must be a NIC for each GPU.
@@ -234,6 +234,7 @@ def _hints(card: Card, layout: Layout) -> tuple[object, ...]:
         (facts.get("board_id"), *map(function.get, ("subsystem_vendor", "subsystem_device"))),
         len(card.functions),
         any(one.text("bond") for one in card.functions),
+        card.rdma,
     )
 
 
@@ -241,7 +242,7 @@ def _fitting(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> list[K
     """Give the kinds that fit, by as few hints as will do; else those that fit most groups."""
     hints = {card.first.id: _hints(card, layout) for group in nics.values() for card in group}
     for strict in (True, False):
-        for count in range(1, 5):
+        for count in range(1, len(next(iter(hints.values()), ())) + 1):
             kinds: dict[object, dict[object, list[Card]]] = {}
             for key, group in nics.items():
                 for card in group:
