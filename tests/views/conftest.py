@@ -16,14 +16,17 @@ from xce_nodeagent.providers import all_providers
 PROFILES = ("cpu-only", "dgx-a100-mig", "dgx-h100", "gb200", "mi300x")
 RECORDED = (
     "hwloc/32em64t-2n8c+dax+nvme+mic+dimms.tar.bz2",
-    "hwloc/40intel64-2g2n4c+pcilocality.tar.bz2",
     "hwloc/2pa-pcidomain32bits.tar.bz2",
     "hwloc/nvidiagpunumanodes.tar.bz2",
-    "hwloc/memorysidecaches.tar.bz2",
     "checkbox-udev/NVIDIA_DGXA100.txt.xz",
-    "checkbox-udev/NVIDIA_DGX_STATION.txt.xz",
     "checkbox-udev/DELL_IDRAC.txt.xz",
-    "checkbox-udev/bmc_network_vs_network.txt.xz",
+    "hwloc-xml/hwloc__nvidiaDGX2.xml",
+    "hwloc-xml/fluxcore__sierra.xml",
+    "hwloc-xml/hwloc__power8gpudistances.xml",
+    "nccl-topo/aws/p4d-24xl-topo.xml",
+    "nccl-topo/azure/ndv4-topo.xml",
+    "nccl-topo/rccl/tools/topo_expl/models/topo_8p6l_6nic.xml",
+    "dranet-slices/azure_aks_examples_gb300",
 )
 
 

@@ -283,7 +283,7 @@ def test_reasons_are_numbered_once(simulated) -> None:
     machine["instances"][3].update(drained=True, reason="ticket 4711")
     picture = layout(machine)
     told = [text.text for text in picture.texts]
-    assert "(1) GPU 0, GPU 1, GPU 2: unhealthy: XID 79: it has fallen off the bus" in told
+    assert "(1) GPU 0-2: unhealthy: XID 79: it has fallen off the bus" in told
     assert "(2) GPU 3: drained: ticket 4711" in told
     shown = [text.text for box in boxes_of(picture, "gpu") for text in box.texts]
     assert shown.count("unhealthy (1)") == 3

@@ -43,6 +43,7 @@ def gpu(index: int) -> Instance:
             "vendor": "nvidia",
             "model": "NVIDIA H100 80GB HBM3",
             "pci_address": f"0000:{0x10 + index:02x}:00.0",
+            "pcie_root": f"pci0000:0{index // 4}",
             "pcie_switch": f"0000:0{index // 4}:00.0",
             "numa_node": index // 4,
             "memory_bytes": 85899345920,

@@ -27,7 +27,7 @@ from xce_nodeagent.model import name
 @click.option("--table", is_flag=True, help="A table (default).")
 @click.option("--tree", is_flag=True, help="NUMA node, PCIe switch, devices.")
 @click.option("--matrix", is_flag=True, help="How far cards and NICs are from each other.")
-@click.option("--svg", metavar="FILE", help="Draw a picture of the node; `-` is stdout.")
+@click.option("--svg", metavar="FILE", help="Draw a picture of the node.")
 @click.option("--html", metavar="FILE", help="The picture as a page, with a table to filter.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
@@ -38,7 +38,12 @@ from xce_nodeagent.model import name
 @with_json
 @with_agent(LOOKING_SECONDS)
 @pass_session
-@example("xce-nodeagent inventory --tree")
+@example(
+    "xce-nodeagent inventory --tree",
+    "xce-nodeagent inventory --html node.html",
+    "xce-nodeagent inventory --record /tmp/node --anonymize",
+    "xce-nodeagent inventory --sysroot /tmp/node --svg node.svg",
+)
 def inventory(
     session: Session,
     *,
@@ -58,6 +63,9 @@ def inventory(
 
     Asks the agent. Looks by itself only with --local, --sysroot or --simulate, or where there is
     no socket at all; `source` in the answer says which. Who holds what, only the agent knows.
+
+    A FILE that is there is replaced as a whole; `-` is stdout. --record writes to a new or empty
+    folder, which --sysroot reads, what this command would look at, and nothing outside of it.
     """
     if table + tree + (matrix or session.json) + (svg is not None) + (html is not None) > 1:
         raise click.UsageError("give one of --table, --tree, --matrix, --svg, --html and --json")

@@ -258,11 +258,13 @@ def with_json(command: Decorated) -> Decorated:
     )(command)
 
 
-def example(text: str) -> Callable[[Decorated], Decorated]:
-    """Add the example to a command's help."""
+def example(*lines: str) -> Callable[[Decorated], Decorated]:
+    """Add an example to a command's help, or several."""
+    title = "Examples:" if len(lines) > 1 else "Example:"
+    text = "".join(f"\n  {line}" for line in lines)
 
     def add(command: Decorated) -> Decorated:
-        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n\b\nExample:\n  {text}"
+        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n\b\n{title}{text}"
         return command
 
     return add

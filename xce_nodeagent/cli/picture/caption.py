@@ -62,12 +62,15 @@ def _run(holder: Holder) -> str:
     return f"{holder.job}:{holder.attempt}" if holder.attempt else holder.job
 
 
-def device(instance: Instance, parts: Iterable[Instance], notes: Notes) -> Box:
-    """Make the box of an instance, at the origin, with cells for what it is cut into."""
+def device(instance: Instance, parts: Iterable[Instance], notes: Notes, rail: int = -1) -> Box:
+    """Make the box of an instance, at the origin, with cells for what it is cut into.
+
+    `rail` is that of a card, which does not tell it of itself.
+    """
     room = WIDE - _LEFT - _RIGHT
     texts = []
     name = title(instance)
-    rail = instance.number("rail")
+    rail = instance.number("rail", rail)
     mark = f"rail {rail}" if rail >= 0 else ""
     left = room - (width(mark, _SIZE) + 6 if mark else 0)
     y = 15.0

@@ -11,6 +11,7 @@ from msgspec import Struct
 from xce_nodeagent.cli.picture.caption import Notes, reason, state, title
 from xce_nodeagent.cli.picture.measure import fitted, width, wrapped
 from xce_nodeagent.cli.picture.shape import Box, State, Text, Wire
+from xce_nodeagent.model.environment import ranges
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 
@@ -78,15 +79,14 @@ def foot(inventory: Inventory, notes: Notes, kinds: Sequence[str], x: float, roo
         *(Sign(meaning, kind=kind) for kind, meaning in _LINKS.items() if kind in kinds),
     ]
     _legend(part, signs, x, room)
-    named: dict[tuple[str, str], list[str]] = {}
+    who: dict[tuple[str, str], list[Instance]] = {}
     for one in inventory.instances:
         if why := reason(one):
-            named.setdefault((state(one), why), []).append(title(one))
-    told = []
-    for (sign, why), number in notes.items():
-        who = named[sign, why]
-        names = ", ".join(who[:_NAMED]) + (f" and {len(who) - _NAMED} more" if who[_NAMED:] else "")
-        told.append(f"({number}) {names}: {sign}: {why}")
+            who.setdefault((state(one), why), []).append(one)
+    told = [
+        f"({number}) {_names(who[sign, why])}: {sign}: {why}"
+        for (sign, why), number in notes.items()
+    ]
     told += [f"{one.provider}: {one.state.replace('_', ' ')}: {one.reason}"
              for one in inventory.problems if one.reason and one.state != "none"]  # fmt: skip
     if inventory.instances and all(one.held_by is None for one in inventory.instances):
@@ -103,6 +103,20 @@ def foot(inventory: Inventory, notes: Notes, kinds: Sequence[str], x: float, roo
 
 def _asked(instance: Instance) -> bool:
     return instance.held_by is not None
+
+
+def _names(instances: Sequence[Instance]) -> str:
+    """Name instances: cards by the range of their indexes, of many others the first."""
+    indexed = [one for one in instances if one.type == "gpu" and one.number("index") >= 0]
+    cards = ranges(sorted(one.number("index") for one in indexed))
+    named = [f"GPU {cards}"] if cards else []
+    others = [
+        one.text("pci_address") if one.type == "gpu" else title(one)
+        for one in instances
+        if one not in indexed
+    ]
+    named += others[:_NAMED]
+    return ", ".join(named) + (f" and {len(others) - _NAMED} more" if others[_NAMED:] else "")
 
 
 class Sign(Struct):

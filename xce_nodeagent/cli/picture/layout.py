@@ -8,6 +8,7 @@ none goes through a box.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import Any, Literal
 
 from msgspec import convert, structs
@@ -25,6 +26,8 @@ from xce_nodeagent.model.inventory import Inventory
 MARGIN = 24
 _ONE_BAND = 960
 """Up to this width all places stand side by side, where no links join their cards."""
+_SHEET = 1400
+"""Of what is wider, words are hard to read on a sheet of paper."""
 _LEAST = 640  # a picture is wide enough for its words
 
 
@@ -37,7 +40,11 @@ def layout(value: Mapping[str, Any]) -> Picture:
     linked |= {end for pair in pairs for end in (pair.one, pair.other)}
     notes = numbered(instances)
     parts = _parts(instances)
-    boxes = {one.id: device(one, parts.get(one.id, ()), notes) for one in instances}
+    rails = inventory.topology.get("rails", {}).get("gpus", {})
+    boxes = {
+        one.id: device(one, parts.get(one.id, ()), notes, rails.get(one.id, -1))
+        for one in instances
+    }
     top, bottom = _banded(places(inventory.topology, instances, linked), linked)
     upper = band(top, linked, lambda one: boxes[one.id])
     lower = band(bottom, linked, lambda one: boxes[one.id], turned=True)
@@ -92,7 +99,10 @@ def _parts(instances: Sequence[Instance]) -> dict[str, list[Instance]]:
 
 def _banded(found: Sequence[Place], linked: Collection[str]) -> tuple[list[Place], list[Place]]:
     """Part the places: those of the first sockets at the top, the others at the bottom."""
-    if len(found) < 2 or (not linked and width(found, linked) <= _ONE_BAND):
+    wide = width(found, linked)
+    if len(found) == 1 and wide > _SHEET and len(found[0].within) > 1:
+        return _folded(found[0], linked)
+    if len(found) < 2 or (not linked and wide <= _ONE_BAND):
         return list(found), []
     sockets = [place for place in found if place.has_cpus]
     half = -(-len(sockets) // 2)
@@ -102,6 +112,20 @@ def _banded(found: Sequence[Place], linked: Collection[str]) -> tuple[list[Place
         narrow = top if width(top, linked) <= width(bottom, linked) or not bottom else bottom
         narrow.insert(0, place)
     return top, bottom
+
+
+def _folded(place: Place, linked: Collection[str]) -> tuple[list[Place], list[Place]]:
+    """Draw one place as two, because a sheet of paper has an end."""
+    half = min(
+        range(1, len(place.within)),
+        key=lambda at: max(width(place.within[:at], linked), width(place.within[at:], linked)),
+    )
+    first, second = copy(place), copy(place)
+    first.within, second.within = place.within[:half], place.within[half:]
+    first.devices = ()
+    second.lines = (f"{place.lines[0]}, further on", *place.lines[1:])
+    second.has_cpus = False
+    return [first], [second]
 
 
 def _cards(
