@@ -16,6 +16,7 @@ from topology.trees import card, function, machine, machines
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.host import Host
 from xce_nodeagent.model.distance import common_switch, rank, shared
+from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.providers import all_providers
 
@@ -182,6 +183,18 @@ def test_slices_have_no_links_and_shares_have_those_of_their_card() -> None:
         found = structs.replace(base, instances=base.instances + parts).layout
         assert found.between(parts[0].id, parts[1].id) == word
         assert found.between(parts[0].id, A) == "PIX"
+
+
+def test_partitions_of_one_card_are_nearer_than_their_links_say() -> None:
+    facts = {"xgmi_hive": "h", "pci_address": A}
+    parts = [
+        Instance(id=f"part {at}", type="gpu", provider="amd", parent=A, attributes={**facts})
+        for at in range(2)
+    ]
+    far = card(B, xgmi_hive="h")
+    found = machine([*parts, far], {A: function("pci1:0"), B: function("pci2:0")}).layout
+    assert found.between("part 0", "part 1") == "PIX"
+    assert found.between("part 0", B) == "XGMI"
 
 
 def test_ranks() -> None:

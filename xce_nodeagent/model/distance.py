@@ -33,7 +33,7 @@ from xce_nodeagent.model.nvlink import HIDDEN
 _RANKS = {"X": 0, "PIX": 200, "PXB": 300, "PHB": 400, "NODE": 500, "SYS": 600}
 _LINKED = 100  # less the number of links: more of them are nearer
 _ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
-_KEPT = 4096  # pairs whose nearness is remembered: placement asks for the same ones each time
+_KEPT = 4096  # pairs that are remembered: placement asks for the same ones each time
 _FAR = 255  # what the kernel says of a NUMA node that cannot be reached
 
 
@@ -93,6 +93,7 @@ class Layout:
         self._links: Iterable[Mapping[str, Any]] = topology.get("links", ())
         self._rails: Mapping[str, int] = topology.get("rails", {}).get("gpus", {})
         self._sites: dict[str, Site] = {}
+        self._words: dict[tuple[str, str], str] = {}
         self._near: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     def site(self, instance_id: str) -> Site:
@@ -105,7 +106,13 @@ class Layout:
         """Give the word for the distance of two instances, by their ids."""
         if one == other:
             return "X"
-        return self._linked(one, other) or self.between_on_pci(one, other)
+        if (known := self._words.get((one, other))) is not None:
+            return known
+        linked = "" if self._one_silicon(one, other) else self._linked(one, other)
+        word = linked or self.between_on_pci(one, other)
+        if len(self._words) < _KEPT:
+            self._words[one, other] = word
+        return word
 
     def between_on_pci(self, one: str, other: str) -> str:
         """Give the word for two instances as if no link went past PCI (`nvidia-smi topo -mp`)."""
@@ -114,7 +121,7 @@ class Layout:
         here, there = self.site(one), self.site(other)
         if here.address and here.address[:-1] == there.address[:-1]:
             return "PIX"
-        if other in self._instances[one].overlaps:
+        if self._one_silicon(one, other):
             return "PIX"
         common = shared(here, there)
         if common >= 2:  # the host bridge, and a bridge below it
@@ -200,6 +207,13 @@ class Layout:
     def _known(self) -> frozenset[int]:
         """The NUMA nodes that there are; as far as functions tell, where the kernel does not."""
         return frozenset(self._nodes or self._by_root.values())
+
+    def _one_silicon(self, one: str, other: str) -> bool:
+        """Say whether two are parts of one card: slices, shares, partitions, and the card."""
+        address = self.site(one).address
+        return other in self._instances[one].overlaps or (
+            address != "" and address == self.site(other).address
+        )
 
     def _with_cpus(self, numa: int) -> int:
         """Give the nearest NUMA node that has CPUs: the memory of a card is a node, too."""
