@@ -17,18 +17,9 @@ from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 
 EXPLAINED: Mapping[tuple[str, str, str], str] = {
-    **{
-        ("lstopo", "hwloc/nvidiagpunumanodes.tar.bz2", f"node {node} CPUs"): (
-            "CPUs were taken out of the recording to make it small, but not out of the nodes' lists"
-        )
-        for node in (0, 8)
-    },
-    **{
-        ("folders", "sysfs/procfs/fixtures.ttar", what): (
-            "CPUs 4 and 5 are siblings of those that are there, and have no folder in the recording"
-        )
-        for what in ("package 0", "cores")
-    },
+    ("folders", "sysfs/procfs/fixtures.ttar", "package 0"): (
+        "CPUs 4 and 5 are siblings of those that are there, and have no folder in the recording"
+    ),
     ("folders", "sysfs/procfs/fixtures.ttar", "NICs beyond those"): (
         "eth0 is a folder of the class itself there, with a link to 0000:00:1f.6"
     ),
@@ -103,18 +94,15 @@ def compare(tally: Tally, machine: Machine, seen: tuple[Host, Inventory]) -> Non
 
 def _topology(tally: Tally, machine: Machine, topology: Mapping[str, Any]) -> None:
     packages: dict[int, set[int]] = {}
-    cores: dict[tuple[int | None, int], set[int]] = {}
     for cpu in machine.cpus:
         if cpu.package is not None:
             packages.setdefault(cpu.package, set()).add(cpu.number)
-            if cpu.core is not None:
-                cores.setdefault((cpu.package, cpu.core), set()).add(cpu.number)
     told = {one["id"]: one["cpus"] for one in topology["packages"]}
     for number, cpus in packages.items():
         tally.hold(f"package {number}", listed(frozenset(cpus)), told.get(number))
+    cores = {listed(cpu.threads) for cpu in machine.cpus if cpu.threads}
     if cores:
-        every = sorted(listed(frozenset(cpus)) for cpus in cores.values())
-        tally.hold("cores", every, sorted(topology["cores"]))
+        tally.hold("cores", sorted(cores), sorted(topology["cores"]))
     nodes = {one["id"]: one for one in topology["numa_nodes"]}
     for node in machine.nodes:
         where = nodes.get(node.number, {})

@@ -42,6 +42,7 @@ class _Where:
 
     package: int | None = None
     core: int | None = None
+    threads: frozenset[int] = frozenset()
     cpus: frozenset[int] = frozenset()
     nodes: frozenset[int] = frozenset()
     path: tuple[str, ...] = ()
@@ -79,12 +80,13 @@ def _object(found: _Read, one: ET.Element, where: _Where, version: int) -> None:
     if one.get("nodeset"):
         nodes = frozenset(node for node in bits(one.get("nodeset", "")) if found.nodes.get(node))
     package, core, path, function = where.package, where.core, where.path, where.function
+    threads = where.threads
     if kind in ("Package", "Socket"):
-        package = number
+        package = number if number >= 0 else None
     elif kind == "Core":
-        core = number
+        core, threads = number, cpus
     elif kind == "PU":
-        found.cpus.append(Cpu(number=number, package=package, core=core))
+        found.cpus.append(Cpu(number=number, package=package, core=core, threads=threads))
     elif kind == "Bridge" and one.get("bridge_type") == "0-1":
         domain, first, _ = _buses(one)
         path, function = (f"pci{domain:04x}:{first:02x}",), ""
@@ -98,7 +100,7 @@ def _object(found: _Read, one: ET.Element, where: _Where, version: int) -> None:
     elif kind == "OSDev" and function:
         found.names[f"OSDev:{one.get('gp_index')}"] = function
         _device(found, one, function, version)
-    below = _Where(package, core, cpus, nodes, path, function)
+    below = _Where(package, core, threads, cpus, nodes, path, function)
     for child in one.findall("object"):
         _object(found, child, below, version)
 

@@ -62,11 +62,15 @@ class RdmaPort:
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """A CPU of the kernel's, the socket and the core that it is in."""
+    """A CPU of the kernel's, the socket that it is in, and all CPUs of its core.
+
+    A socket of several dies may have cores of one number in each.
+    """
 
     number: int
     package: int | None
-    core: int | None
+    core: int | None = None
+    threads: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

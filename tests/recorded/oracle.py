@@ -20,7 +20,8 @@ def lstopo(root: Path) -> Machine:
     space of the bridges: where a recording lacks them, it has host bridges that are not there.
     """
     done = subprocess.run(
-        ["lstopo-no-graphics", "--filter", "all:all", "--of", "xml", "-"],
+        # A recorded control group rules what its process may use, not what there is.
+        ["lstopo-no-graphics", "--disallowed", "--filter", "all:all", "--of", "xml", "-"],
         env={
             **os.environ,
             "HWLOC_FSROOT": str(root),
@@ -33,8 +34,10 @@ def lstopo(root: Path) -> Machine:
         text=True,
     )
     seen = hwloc.read(done.stdout)
+    if not (root / "sys/devices/system/node").is_dir():
+        seen = replace(seen, nodes=())
     functions = seen.functions
-    if len(seen.nodes) == 1:
+    if len(seen.nodes) <= 1:
         functions = tuple(replace(one, numa_node=None) for one in functions)
     if not all((root / folder_of(one)).is_dir() for one in functions):
         functions = tuple(replace(one, path=()) for one in functions)

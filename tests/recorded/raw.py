@@ -41,12 +41,14 @@ def read(root: Path) -> Machine:
         elif folder.parent.name == "infiniband":
             ports = sorted(int(port.name) for port in (folder / "ports").glob("*"))
             rdma += [RdmaPort(device=folder.name, function=way[-1], port=port) for port in ports]
+    cpus = tuple(_cpus(root / "sys/devices/system/cpu"))
+    online = frozenset(cpu.number for cpu in cpus)
     return Machine(
         functions=tuple(functions),
         interfaces=tuple(interfaces),
         rdma=tuple(rdma),
-        cpus=tuple(_cpus(root / "sys/devices/system/cpu")),
-        nodes=tuple(_nodes(root / "sys/devices/system/node")),
+        cpus=cpus,
+        nodes=tuple(_nodes(root / "sys/devices/system/node", online)),
     )
 
 
@@ -79,32 +81,35 @@ def _function(folder: Path, way: tuple[str, ...]) -> Function:
 
 
 def _cpus(folder: Path) -> Iterator[Cpu]:
-    """Give the CPUs that are online: the others have no topology."""
+    """Give the CPUs that are online, with those of their siblings that are."""
+    online = _list(_text(folder / "online"))
     for one in sorted(folder.glob("cpu[0-9]*")):
         package = _text(one / "topology/physical_package_id")
         siblings = _text(one / "topology/thread_siblings_list")
         threads = _list(siblings) or bits(_text(one / "topology/thread_siblings") or "0")
-        if package:
+        number = int(one.name.removeprefix("cpu"))
+        if package and (number in online or not online):
             yield Cpu(
-                number=int(one.name.removeprefix("cpu")),
-                package=int(package),
-                # One core, one name: that of its first thread.
-                core=min(threads) if threads else None,
+                number=number,
+                package=int(package) if int(package) >= 0 else None,
+                threads=threads & online if online else threads,
             )
 
 
-def _nodes(folder: Path) -> Iterator[Node]:
+def _nodes(folder: Path, online: frozenset[int]) -> Iterator[Node]:
+    """Give the nodes; some recordings lack CPUs that are in the nodes' lists."""
     for one in sorted(folder.glob("node[0-9]*")):
         listed, mapped = _text(one / "cpulist"), _text(one / "cpumap")
+        cpus = _list(listed) if listed else bits(mapped or "0")
         yield Node(
             number=int(one.name.removeprefix("node")),
-            cpus=_list(listed) if listed else bits(mapped or "0"),
+            cpus=cpus & online if online else cpus,
             distances=tuple(map(int, _text(one / "distance").split())),
         )
 
 
 def _text(path: Path) -> str:
-    return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
+    return path.read_text("utf-8", "replace").strip("\0\n ") if path.is_file() else ""
 
 
 def _number(path: Path) -> int | None:

@@ -187,10 +187,8 @@ def _rdma_port(tree: Tree, one: RdmaPort, behind: str) -> None:
 
 def _cpus(tree: Tree, cpus: Iterable[Cpu]) -> None:
     every = tuple(cpus)
-    cores: dict[tuple[int | None, int | None], set[int]] = {}
     packages: dict[int | None, set[int]] = {}
     for cpu in every:
-        cores.setdefault((cpu.package, cpu.core), set()).add(cpu.number)
         packages.setdefault(cpu.package, set()).add(cpu.number)
     for cpu in every:
         folder = f"sys/devices/system/cpu/cpu{cpu.number}/topology"
@@ -201,9 +199,9 @@ def _cpus(tree: Tree, cpus: Iterable[Cpu]) -> None:
             tree.file(f"{folder}/core_siblings_list", listed(package))
         if cpu.core is not None:
             tree.file(f"{folder}/core_id", str(cpu.core))
-            core = frozenset(cores[cpu.package, cpu.core])
-            tree.file(f"{folder}/thread_siblings", mask(core))
-            tree.file(f"{folder}/thread_siblings_list", listed(core))
+        if cpu.threads:
+            tree.file(f"{folder}/thread_siblings", mask(cpu.threads))
+            tree.file(f"{folder}/thread_siblings_list", listed(cpu.threads))
     if every:
         numbers = frozenset(cpu.number for cpu in every)
         for name in ("online", "present", "possible"):

@@ -37,6 +37,6 @@ def inside(host: Host, folder: str, name: str) -> tuple[int, ...]:
         text = host.read(f"{folder}/{mask}")
         if text and re.fullmatch(r"[0-9a-f,]+", text):
             # 32-bit words in hexadecimal, the highest first, each with all of its digits.
-            bits = int(text.replace(",", "") or "0", 16)
-            return tuple(cpu for cpu in range(min(bits.bit_length(), LIMIT)) if bits >> cpu & 1)
+            bits = f"{int(text.replace(',', '') or '0', 16):b}"
+            return tuple(cpu for cpu, bit in enumerate(bits[: -LIMIT - 1 : -1]) if bit == "1")
     return ()

@@ -24,6 +24,9 @@ PAGE = 4096
 LIMIT = 1 << 24
 """Bytes that are read of a file: a recorded machine may have one without an end."""
 
+_BLANK = " \t\n\v\f\r\0"
+"""What is not part of a text at its ends; some tools pad what they record with NULs."""
+
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
@@ -106,7 +109,7 @@ class Host:
             return None
         finally:
             os.close(fd)
-        return data[:limit].decode("utf-8", "replace").strip()
+        return data[:limit].decode("utf-8", "replace").strip(_BLANK)
 
     def number(self, name: str) -> int | None:
         """Give the whole number in a small file; None when there is none.

@@ -29,9 +29,11 @@ class Place(Struct, frozen=True):
 
         A switch is an upstream port with downstream ports below it, so what is behind one has at
         least three bridges above it: a root port, the upstream port, a downstream port. sysfs
-        shows the kind of a port to root only, and the count is the same.
+        shows the kind of a port to root only, and the count is the same. A bridge more, below a
+        downstream port, leads to conventional PCI.
         """
-        return self.bridges[-2] if len(self.bridges) >= 3 else ""
+        upstream = self.bridges[1:-1:2]
+        return upstream[-1] if upstream else ""
 
 
 def place(host: Host, device: str) -> Place | None:

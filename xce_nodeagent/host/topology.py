@@ -38,9 +38,11 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
 
     What the kernel does not tell is absent.
     """
-    nodes = [_numa_node(host, number) for number in _numbered(host.names(_NODE), "node")]
     packages, cores = _cpus(host)
     homes = {cpu: package["id"] for package in packages for cpu in cpulist.read(package["cpus"])}
+    numbers = _numbered(host.names(_NODE), "node")
+    online = frozenset(cpu for core in cores for cpu in cpulist.read(core))
+    nodes = [_numa_node(host, number, online) for number in numbers]
     for node in nodes:
         cpus = cpulist.read(node["cpus"])
         if cpus and cpus[0] in homes:
@@ -100,29 +102,39 @@ def _numbered(names: Iterable[str], stem: str) -> list[int]:
 
 
 def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
-    """Give the packages and the cores; a CPU that is offline has no topology and is in neither."""
+    """Give the packages and the cores; a CPU that is offline is in neither.
+
+    It has no topology; but old kernels, and records, leave it one. Where nobody knows its package
+    the kernel says -1.
+    """
+    online = cpulist.read(host.read(f"{_CPU}/online") or "")
     packages: dict[int, set[int]] = {}
     cores: list[str] = []
     seen: set[int] = set()
     for cpu in _numbered(host.names(_CPU), "cpu"):
-        if cpu in seen:
+        if cpu in seen or (online and cpu not in online):
             continue
         folder = f"{_CPU}/cpu{cpu}/topology"
         package = host.number(f"{folder}/physical_package_id")
-        if package is None:
+        threads = cpulist.inside(host, folder, "thread_siblings")
+        if package is None and not threads:
             continue
-        threads = cpulist.inside(host, folder, "thread_siblings") or (cpu,)
+        threads = tuple(one for one in threads if one in online or not online) or (cpu,)
         seen.update(threads)
-        packages.setdefault(package, set()).update(threads)
+        if package is not None and package >= 0:
+            packages.setdefault(package, set()).update(threads)
         cores.append(ranges(threads))
     return [
         {"id": package, "cpus": ranges(cpus)} for package, cpus in sorted(packages.items())
     ], cores
 
 
-def _numa_node(host: Host, number: int) -> dict[str, Any]:
+def _numa_node(host: Host, number: int, online: Collection[int]) -> dict[str, Any]:
+    """Give a node with those of its CPUs that are online; old kernels list the others, too."""
     folder = f"{_NODE}/node{number}"
-    node: dict[str, Any] = {"id": number, "cpus": ranges(cpulist.inside(host, folder, "cpu"))}
+    cpus = cpulist.inside(host, folder, "cpu")
+    there = [one for one in cpus if one in online or not online]
+    node: dict[str, Any] = {"id": number, "cpus": ranges(there)}
     # Its memory is left out: virtual machines grow and shrink it (virtio-mem, a balloon), and each
     # time the generation would rise for nothing that placement uses.
     distances = (host.read(f"{folder}/distance") or "").split()
