@@ -22,6 +22,7 @@ from xce_nodeagent.cli.session import run_of
 from xce_nodeagent.cli.width import folded, room
 
 _ENDLESS = 1 << 20  # columns of what is no terminal
+_NAMED = 3  # instances of one reason that are named; the others are in the table
 GAP, _INDENT = "  ", "    "
 
 Row = Sequence[Text]
@@ -149,15 +150,31 @@ def slices_of(instances: Iterable[dict[str, Any]]) -> Counter[str]:
 
 
 def problems(inventory: dict[str, Any]) -> Iterable[RenderableType]:
-    """Say what is wrong: why an instance is not granted, and what discovery could not find out."""
+    """Say what is wrong: why an instance is not granted, and what discovery could not find out.
+
+    What many have in common is said once.
+    """
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for instance in inventory["instances"]:
         if instance["reason"] and (instance["drained"] or not instance["healthy"]):
-            yield Text.assemble(f"{instance['id']}: ", state(instance), f": {instance['reason']}")
+            alike.setdefault((state(instance).plain, instance["reason"]), []).append(instance)
         if instance["reserved"]:
-            yield Text(f"{instance['id']} is the host's own: {instance['reserved']}")
+            alike.setdefault(("", instance["reserved"]), []).append(instance)
+    for (word, why), instances in alike.items():
+        names, many = _names(instances), len(instances) > 1
+        if word:
+            yield Text.assemble(f"{names}: ", state(instances[0]), f": {why}")
+        else:
+            yield Text(f"{names} {'are' if many else 'is'} the host's own: {why}")
     for problem in inventory["problems"]:
         told = problem["state"].replace("_", " ")
         yield Text(f"{problem['provider']}: {told}: {problem['reason']}")
+
+
+def _names(instances: Sequence[dict[str, Any]]) -> str:
+    shown = [one["id"] for one in instances[:_NAMED]]
+    more = len(instances) - _NAMED
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def state(instance: dict[str, Any]) -> Text:

@@ -12,7 +12,7 @@ WIDE = 140
 """The width of a box."""
 _LEFT, _RIGHT = 13, 6  # of the text; the state's stripe is left of it
 _TITLE, _SIZE, _LINE = 11.5, 9.5, 12.5
-_CELL, _FEW, _ACROSS = 15, 8, 4
+_CELL, FEW, _ACROSS = 15, 8, 4
 """Height of a cell; up to so many stand below each other, more in so many columns."""
 
 Notes = dict[tuple[str, str], int]
@@ -149,7 +149,7 @@ def _cells(parts: list[Instance], notes: Notes, top: float) -> tuple[tuple[Box, 
     """Give the cells of what an instance is cut into, and where they end."""
     if not parts:
         return (), top
-    across = 1 if len(parts) <= _FEW else _ACROSS
+    across = 1 if len(parts) <= FEW else _ACROSS
     wide = (WIDE - _LEFT - _RIGHT + 4) / across
     found = []
     for place, part in enumerate(parts):

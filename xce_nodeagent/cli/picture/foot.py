@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from xce_nodeagent.cli.picture.caption import Notes, reason, state, title
+from xce_nodeagent.cli.picture.caption import FEW, Notes, holders, reason, state, title
 from xce_nodeagent.cli.picture.measure import fitted, width, wrapped
 from xce_nodeagent.cli.picture.shape import Box, State, Text, Wire
 from xce_nodeagent.model.environment import ranges
@@ -87,6 +87,7 @@ def foot(inventory: Inventory, notes: Notes, kinds: Sequence[str], x: float, roo
         f"({number}) {_names(who[sign, why])}: {sign}: {why}"
         for (sign, why), number in notes.items()
     ]
+    told += _held_parts(inventory.instances)
     told += [f"{one.provider}: {one.state.replace('_', ' ')}: {one.reason}"
              for one in inventory.problems if one.reason and one.state != "none"]  # fmt: skip
     if inventory.instances and all(one.held_by is None for one in inventory.instances):
@@ -117,6 +118,19 @@ def _names(instances: Sequence[Instance]) -> str:
     ]
     named += others[:_NAMED]
     return ", ".join(named) + (f" and {len(others) - _NAMED} more" if others[_NAMED:] else "")
+
+
+def _held_parts(instances: Sequence[Instance]) -> Iterator[str]:
+    """Say who has parts of what has so many that their cells have no room for it."""
+    known = {one.id: one for one in instances}
+    parts = Counter(one.parent for one in instances)
+    held = Counter(
+        (one.parent, holders(one))
+        for one in instances
+        if one.held_by and one.parent in known and parts[one.parent] > FEW
+    )
+    for (parent, who), count in sorted(held.items()):
+        yield f"{title(known[parent])}: {count} of its {parts[parent]} parts are held by {who}"
 
 
 class Sign(Struct):
