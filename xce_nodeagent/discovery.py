@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, cpulist, topology
-from xce_nodeagent.host.event import ALL, LIBRARY, LOST, Event
+from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.model import mig, rail, reservation
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
 from xce_nodeagent.model.link import Link
-from xce_nodeagent.provider import Divides, Found, Provider, Watches
+from xce_nodeagent.provider import Divides, Found, Provider
 
 _log = logging.getLogger(__name__)
 _TYPES = ("gpu", "mig", "gi", "mps", "accelerator", "nic", "ports")
@@ -59,6 +59,7 @@ class Discovery:
         self._ground: dict[str, Any] = {}
         self._placed: frozenset[str] | None = None
         self._attributes: dict[str, Any] = {}
+        self._rails: tuple[Any, rail.Rails] | None = None
 
     def look(
         self, previous: Inventory | None = None, events: Iterable[Event] | None = None
@@ -86,8 +87,7 @@ class Discovery:
             self._attributes = _attributes(host, self._ground["cpu"])
         self._placed = also
         ground = {**self._ground, "links": to_builtins(sorted(gathered.links))}
-        layout = Layout(ground, {one.id: one for one in shown})
-        rails = rail.decide(shown, layout, host.rails)
+        rails = self._decide_rails(shown, ground)
         ground["rails"] = {"by": rails.by, "nics": dict(rails.nics), "gpus": dict(rails.gpus)}
         return Inventory(
             source="local",
@@ -102,13 +102,22 @@ class Discovery:
             problems=(*gathered.problems, *_no_such_nic(rails.unknown)),
         )
 
+    def _decide_rails(self, shown: tuple[Instance, ...], ground: dict[str, Any]) -> rail.Rails:
+        """Decide anew only where something changed: most events change nothing."""
+        known = (shown, ground)
+        if self._rails is None or self._rails[0] != known:
+            layout = Layout(ground, {one.id: one for one in shown})
+            self._rails = (shown, dict(ground)), rail.decide(shown, layout, self._host.rails)
+        return self._rails[1]
 
-def _concerned(provider: Provider, before: Found, events: Iterable[Event]) -> bool:
-    """Say whether a provider must be asked after these events; one that could not tell, always."""
-    if before.state in ("error", "not_yet") or not isinstance(provider, Watches):
+
+def _concerned(provider: Provider, before: Found, events: Collection[Event]) -> bool:
+    """Say whether a provider must be asked after these events; who does not say, always."""
+    subsystems = getattr(provider, "subsystems", None)
+    if subsystems is None or (before.state == "not_yet" and AGAIN in events):
         return True
     return any(
-        event.subsystem in provider.subsystems
+        event.subsystem in subsystems
         or (event.subsystem == LIBRARY and event.name == provider.name)
         for event in events
     )
@@ -266,12 +275,11 @@ def counters(
     keeps for itself is counted apart, as `reserved`, where there is any. Device memory is counted
     too, for each type that has some (`gpu_memory_bytes`), and once where instances share it.
     """
-    by_name = {provider.name: provider for provider in providers}
+    divided = {one.name: one for one in providers if isinstance(one, Divides)}
     totals: dict[str, dict[str, int]] = {}
     for instance in instances:
-        provider = by_name[instance.provider]
         amount = sound = 1
-        if isinstance(provider, Divides):
+        if provider := divided.get(instance.provider):
             amount = sum(len(part) for part in provider.parts(instance))
             sound = amount - instance.number("foreign_count", 0)
         total = totals.setdefault(instance.type, {"total": 0, "healthy": 0})

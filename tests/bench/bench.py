@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import discovering
 import figures as fig
 import looking
 import processes
@@ -299,6 +300,7 @@ def alone(bench: Bench, one: Agent) -> None:
     if bench.wanted("discovery"):
         with bench.stage("discovery"):
             bench.figures += processes.discovery(bench.sizes.processes)
+            bench.figures += discovering.figures(bench.sizes.verifications)
     if bench.wanted("witness"):
         with bench.stage("a look of the witness"):
             bench.figures += looking.figures(bench.sizes.crowd, bench.sizes.verifications)

@@ -179,10 +179,13 @@ class Changing(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_kept_of_what_is_gone(self) -> None:
-        kept = {name for name in self.discovery._memory._of if name}
-        there = {path.name for path in (self.root / "sys/bus/pci/devices").iterdir()}
-        gone = {event.name for event in self.events if event.subsystem == "pci"}
-        assert kept <= there | gone or not self.events.isdisjoint((LOST, ALL))
+        classes = ("bus/pci/devices", "class/net", "class/infiniband", "class/infiniband_verbs",
+                   "class/infiniband_mad")  # fmt: skip
+        there = {p.name for kind in classes for p in (self.root / "sys").glob(f"{kind}/*")}
+        told = {event.name for event in self.events}
+        memory = self.discovery._memory
+        kept = {name for name, keys in memory._of.items() if any(memory._kept[key] for key in keys)}
+        assert kept <= there | told or not self.events.isdisjoint((LOST, ALL))
 
     # ---- how ----------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Host:
         """
         if self.memory is None or limit != LIMIT:
             return self._read(name, limit)
-        return self.memory.text(name, lambda: self._read(name, limit))
+        return self.memory.known("r", name, lambda: self._read(name, limit))
 
     def _read(self, name: str, limit: int) -> str | None:
         try:
@@ -127,7 +127,7 @@ class Host:
         """Give the names in a folder, sorted; nothing when it is absent. Raises as `read` does."""
         if self.memory is None:
             return self._names(name)
-        return self.memory.listing(name, lambda: self._names(name))
+        return self.memory.known("n", name, lambda: self._names(name))
 
     def _names(self, name: str) -> tuple[str, ...]:
         try:
@@ -151,7 +151,7 @@ class Host:
         """
         if self.memory is None:
             return self._real(name)
-        return self.memory.link(name, lambda: self._real(name))
+        return self.memory.known("l", name, lambda: self._real(name))
 
     def _real(self, name: str) -> str | None:
         try:
@@ -159,6 +159,10 @@ class Host:
         except OSError as error:
             _absent(error)
             return None
+
+    def derived(self, folder: str, make: Callable[[], Answer]) -> Answer:
+        """Give what is made of the files in a folder; it is kept where they are (see `memory`)."""
+        return make() if self.memory is None else self.memory.known("d", folder, make)
 
     def answer(self, name: str, ask: Callable[[], Answer], kind: Any) -> Answer | None:
         """Give what is no file: asked now of this machine, else as it was recorded.

@@ -38,15 +38,7 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
 
     What the kernel does not tell is absent.
     """
-    packages, cores = _cpus(host)
-    homes = {cpu: package["id"] for package in packages for cpu in cpulist.read(package["cpus"])}
-    numbers = _numbered(host.names(_NODE), "node")
-    online = frozenset(cpu for core in cores for cpu in cpulist.read(core))
-    nodes = [_numa_node(host, number, online) for number in numbers]
-    for node in nodes:
-        cpus = cpulist.read(node["cpus"])
-        if cpus and cpus[0] in homes:
-            node["package"] = homes[cpus[0]]
+    packages, cores, nodes = host.derived("/sys/devices/system/", lambda: _processors(host))
     functions = _functions(host, also)
     bridges = sorted({bridge for one in functions.values() for bridge in one["bridges"]})
     return {
@@ -58,6 +50,22 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
         "pci": functions,
         "bridges": {address: pci.facts(host, address) for address in bridges},
     }
+
+
+def _processors(
+    host: Host,
+) -> tuple[list[dict[str, Any]], list[str], list[dict[str, Any]]]:
+    """Give packages, cores and NUMA nodes, as `read` does."""
+    packages, cores = _cpus(host)
+    homes = {cpu: package["id"] for package in packages for cpu in cpulist.read(package["cpus"])}
+    numbers = _numbered(host.names(_NODE), "node")
+    online = frozenset(cpu for core in cores for cpu in cpulist.read(core))
+    nodes = [_numa_node(host, number, online) for number in numbers]
+    for node in nodes:
+        cpus = cpulist.read(node["cpus"])
+        if cpus and cpus[0] in homes:
+            node["package"] = homes[cpus[0]]
+    return packages, cores, nodes
 
 
 def cpu(host: Host) -> dict[str, Any]:

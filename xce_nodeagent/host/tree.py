@@ -71,7 +71,9 @@ class Tree:
         if self._root is None:
             self._root = _Descriptor(os.open(self.real, os.O_PATH | os.O_CLOEXEC))
         how = _HOW.pack(flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-        fd: int = _libc.syscall(_OPENAT2, self._root.fd, os.fsencode(inside), how, _HOW.size)
+        fd: int = _libc.syscall(
+            _OPENAT2, self._root.fd, inside.encode("utf-8", "surrogateescape"), how, _HOW.size
+        )
         if fd < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), inside)
