@@ -31,6 +31,7 @@ def test_this_machines_nics_are_those_that_ip_shows() -> None:
         assert (nic.text("link_layer") == "ethernet") == (hardware[name]["link_type"] == "ether")
     carrying = {route["dev"] for route in routes} & set(hardware)
     assert carrying <= {name for name, nic in found.items() if "default_route" in nic.attributes}
+    assert all(nic.reserved for nic in found.values() if "default_route" in nic.attributes)
 
 
 def function(root: Path, address: str, **more: str) -> Path:
