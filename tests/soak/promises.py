@@ -18,6 +18,7 @@ class Held(NamedTuple):
     """A binding: whole. `ports` is None where the agent was to choose `count` of them.
 
     `gone`: nobody is in its cgroup any more, which is given back; only a port is not free yet.
+    `part`: some of its ports may be forgotten, for what added them is lost and no cgroup bears it.
     """
 
     instances: frozenset[str]
@@ -26,16 +27,20 @@ class Held(NamedTuple):
     cgroup: str
     quarantined: bool = False
     gone: bool = False
+    part: bool = False
 
     def is_seen(self, view: View) -> bool:
         """Say whether what the agent lists is this."""
         return (
             self.instances == view.instances - {"ports"}
-            and self.count == len(view.ports)
-            and (self.ports is None or self.ports == view.ports)
+            and (self.part or self.count == len(view.ports))
+            and (self.ports is None or self.ports == view.ports or self._was(view))
             and self.cgroup == view.cgroup
             and self.quarantined == (view.state == "quarantined")
         )
+
+    def _was(self, view: View) -> bool:
+        return self.part and self.ports is not None and view.ports < self.ports
 
 
 Fact = Held | None
@@ -205,7 +210,7 @@ class Model:
                 faults.append(f"{key}: should be {_either(self.facts[key])}, but is {view}")
             fact = next(iter(seen), None)
             if fact and view:
-                fact = fact._replace(ports=view.ports, count=len(view.ports))
+                fact = fact._replace(ports=view.ports, count=len(view.ports), part=False)
             self.put(key, {fact})
         return faults
 
@@ -214,11 +219,15 @@ class Model:
         self.facts.clear()
 
     def forgot(self) -> None:
-        """The ledger is lost: what no cgroup bears may be forgotten, and nothing else."""
+        """The ledger is lost: what no cgroup bears may be forgotten, and nothing else.
+
+        Of a binding that grew, the growth alone may be what is lost: a port that it leaves out is
+        not granted all the same while somebody listens there.
+        """
         self.dead.clear()
-        for facts in self.facts.values():
+        for key, facts in self.facts.items():
             if any(fact and fact.gone for fact in facts):
-                facts.add(None)
+                self.facts[key] = {f._replace(part=f.gone) if f else None for f in facts} | {None}
 
 
 def faults(model: Model, seen: Snapshot, hardware: Hardware) -> list[str]:
