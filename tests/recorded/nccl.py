@@ -40,7 +40,10 @@ def read(text: str) -> Machine:
         raise ValueError(f"<{system.tag}> is no topology of NCCL: it begins with <system>")
     leaves = (pci.get("busid", "") for pci in system.iter("pci") if not pci.findall("pci"))
     found = _Read(leaves=frozenset(leaves))
-    for cpu in system.findall("cpu"):
+    cpus = system.findall("cpu")
+    for cpu in cpus:
+        if cpu.get("host_hash") != cpus[0].get("host_hash"):
+            continue  # of another host that is in the same NVLink fabric
         number = int(cpu.get("numaid", "-1"))
         affinity = cpu.get("affinity")
         if number >= 0 and affinity is not None:
@@ -87,7 +90,8 @@ def _pci(found: _Read, pci: ET.Element, path: tuple[str, ...], node: int) -> Non
         if not one.findall("pci"):
             below = (*below, _port(found, below))
         _pci(found, one, below, node)
-    for gpu in pci.findall("gpu"):
+    # A GPU that several processes share is there once for each.
+    for gpu in pci.findall("gpu")[:1]:
         found.links += _links(gpu, address)
     for place, name in enumerate(dict.fromkeys(_net_names(pci))):
         _nets(found, pci, name, told, place)
@@ -119,12 +123,14 @@ def _vendor(pci: ET.Element) -> int | None:
 
 def _links(gpu: ET.Element, address: str) -> Iterator[Link]:
     for link in (*gpu.findall("nvlink"), *gpu.findall("xgmi")):
-        other, number = link.get("target", ""), int(link.get("count", "0"))
+        # A virtual machine that may not see the switches has fffffff:ff:ff.0 for them.
+        other = link.get("target", "")
+        other = "" if other.endswith(":ff:ff.0") else other
         yield Link(
             kind="nvlink" if link.tag == "nvlink" else "xgmi",
             one=address,
             other=other,
-            count=number,
+            count=int(link.get("count", "0")),
             end="switch" if link.get("tclass", "").startswith("0x0680") else "gpu",
         )
 

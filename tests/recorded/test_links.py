@@ -70,7 +70,9 @@ def _links(tally: Tally, said: Machine, cards: dict[str, Instance], found: Inven
     for link in said.links:
         if link.end != "cpu" and link.one != link.other:
             ends = sorted((cards[link.one].id, cards[link.other].id if link.end == "gpu" else ""))
-            key = tuple(ends) if link.end == "gpu" else (cards[link.one].id, link.other)
+            key = (
+                tuple(ends) if link.end == "gpu" else (cards[link.one].id, link.other or "nvswitch")
+            )
             recorded[key] = link.count
     told = {
         (link["one"], link["other"]): link["count"]

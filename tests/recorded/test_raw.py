@@ -53,3 +53,18 @@ def test_umockdev_shows_the_machine_that_was_written_here(
     )
     for key in sorted(cards.keys() | others.keys()):
         tally.hold(f"instance {key}", cards.get(key), others.get(key))
+
+
+@pytest.mark.parametrize("name", [one for one in recording.UDEV if "DGXA100" in one])
+def test_the_command_shows_what_was_found(name: str, seen: Look, tally: Tally) -> None:
+    tally.against = "command"
+    program = Path(sys.executable).with_name("xce-nodeagent")
+    done = subprocess.run(
+        [program, "inventory", "--sysroot", seen(name).host.root, "--json"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    shown, found = json.loads(done.stdout), json.loads(msgspec.json.encode(seen(name).found))
+    for key in sorted(found.keys() | shown.keys()):
+        tally.hold(key, found.get(key), shown.get(key))
