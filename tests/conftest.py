@@ -226,6 +226,12 @@ def small(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.fixture
+def compared(record_property: Callable[[str, object], None]) -> Callable[[str, int], None]:
+    """Tell, for the summary, how many values of a recorded machine a test compared."""
+    return lambda machine, count: record_property("recorded", [machine, count, 0])
+
+
 @pytest.fixture(scope="session")
 def recorded() -> Iterator[Callable[[str], Path]]:
     """Make the root of a machine that others recorded, once, and give it.

@@ -159,7 +159,7 @@ def test_numbers_are_those_of_the_driver_s_list() -> None:
 
 
 @pytest.mark.needs("recorded")
-def test_every_number_of_a_recorded_list_is_computed() -> None:
+def test_every_number_of_a_recorded_list_is_computed(compared) -> None:
     lines = (MACHINES / "mig/mig-minors.8gpu.generated").read_text("utf-8").splitlines()
     count = 0
     for line in lines:
@@ -167,7 +167,7 @@ def test_every_number_of_a_recorded_list_is_computed() -> None:
             gpu, gi, ci, minor = match.groups()
             assert mig.access(int(gpu), int(gi), None if ci is None else int(ci)) == int(minor)
             count += 1
-    print(f"\n{count} numbers of capability nodes match")  # noqa: T201  # part of the result
+    compared("mig-minors", count)
     assert count == 8 * 15 * 9
 
 

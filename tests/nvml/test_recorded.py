@@ -25,7 +25,7 @@ pytestmark = pytest.mark.needs("cc", "recorded")
 
 
 def test_what_nvidia_smi_says_of_each_recorded_card_is_in_the_inventory(
-    library: Library, root: Path
+    library: Library, root: Path, compared: Callable[[str, int], None]
 ) -> None:
     matched: dict[str, int] = {}
     cards = slices = machines = 0
@@ -34,6 +34,7 @@ def test_what_nvidia_smi_says_of_each_recorded_card_is_in_the_inventory(
         assert paths, pattern
         for path in paths:
             told = read(path)
+            before = sum(matched.values())
             answer = library.ask(record.data(told))
             assert answer[:2] == ("found", ""), path
             inventory = scan(Host(root, probe=lambda _, answer=answer: answer), (PROVIDER,))
@@ -62,6 +63,7 @@ def test_what_nvidia_smi_says_of_each_recorded_card_is_in_the_inventory(
                 matched["slices' values"] = matched.get("slices' values", 0) + _slices(
                     card, [one for one in inventory.instances if one.parent == gpu.id]
                 )
+            compared(path.name, sum(matched.values()) - before)
     print(  # noqa: T201  # how much was compared is part of the result
         f"\n{sum(matched.values())} values of {cards} cards and {slices} slices"
         f" on {machines} machines match: {matched}"

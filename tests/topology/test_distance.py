@@ -262,7 +262,7 @@ def test_nearness_sorts_as_the_words_do(inventory: Inventory) -> None:
 
 
 @pytest.mark.needs("recorded")
-def test_an_sr680a_as_nvidia_smi_shows_it() -> None:
+def test_an_sr680a_as_nvidia_smi_shows_it(compared) -> None:
     """Each of eight GPUs has a NIC below its switch; three ports more are on host bridges."""
     text = (SHARED / "k8s-launch-kit/SR680a-V3-BF3.nvidia-smi-topo-mp.txt").read_text("utf-8")
     gpus = [f"0000{bus.lower()}" for bus in re.findall(r"^\d+, 0000(\S+)$", text, re.MULTILINE)]
@@ -284,10 +284,11 @@ def test_an_sr680a_as_nvidia_smi_shows_it() -> None:
     for one, row in zip(order, rows, strict=True):
         told = [word.strip() for word in row.split("\t")][: len(order)]
         assert [found.between(one, other) for other in order] == told
+    compared("SR680a-V3-BF3", len(order) ** 2)
 
 
 @pytest.mark.needs("recorded")
-def test_a_gb300_of_a_cloud_as_nvidia_smi_shows_it() -> None:
+def test_a_gb300_of_a_cloud_as_nvidia_smi_shows_it(compared) -> None:
     """Every device has a host bridge of its own, and the NVSwitches are in another host."""
     text = (SHARED / "dranet-slices/azure_aks_examples_gb300.README.md").read_text("utf-8")
     rows = re.findall(r"^\| (?:GPU|NIC)\d \|(.+)\|$", text, re.MULTILINE)[:5]
@@ -305,6 +306,7 @@ def test_a_gb300_of_a_cloud_as_nvidia_smi_shows_it() -> None:
     assert len(table) == 4
     for gpu, row in zip(order, table, strict=False):
         assert [found.between(gpu, other) for other in order] == row
+    compared("dranet-slices/azure_aks_examples_gb300", len(table) * len(order))
 
 
 @pytest.mark.parametrize(

@@ -356,11 +356,12 @@ def of_launch_kit(name: str, *, boards: bool) -> tuple[Inventory, dict[str, int]
 @pytest.mark.needs("recorded")
 @pytest.mark.parametrize("name", ["PowerEdge-XE9680", "ThinkSystem-SR680a-V3"])
 @pytest.mark.parametrize("boards", [True, False])
-def test_rails_of_real_hosts(name: str, boards: bool) -> None:  # a parameter
+def test_rails_of_real_hosts(name: str, boards: bool, compared) -> None:  # a parameter
     inventory, expected = of_launch_kit(name, boards=boards)
     assert len(expected) == 8
     assert rails(inventory).nics == expected
     assert list(rails(inventory).gpus.values()) == list(range(8))
+    compared(name, len(expected) + 8)
 
 
 EFA = {"vendor": "amazon", "model": "EFA", "rdma_device": "rdmap"}

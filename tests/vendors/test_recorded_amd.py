@@ -22,7 +22,7 @@ def amd(inventory) -> list:
 
 
 @pytest.mark.parametrize("name", recorded("rocm-smi/*.json"))
-def test_cards_of_rocm_smi(machines, look, tmp_path: Path, name: str) -> None:
+def test_cards_of_rocm_smi(machines, look, tmp_path: Path, name: str, compared) -> None:
     told = json.loads((SHARED / name).read_text("utf-8"))
     cards = [told[key] for key in sorted(told) if key.startswith("card")]
     tree = machines.Tree(tmp_path)
@@ -56,6 +56,7 @@ def test_cards_of_rocm_smi(machines, look, tmp_path: Path, name: str) -> None:
         assert one.text("uuid") == (expected if known else "")
         given = card["Serial Number"] not in ("0", "N/A")
         assert one.text("serial") == (card["Serial Number"] if given else "")
+    compared(name, 5 * len(cards))
 
 
 def gpus(tree: ET.Element) -> Iterator[tuple[ET.Element, ET.Element, int]]:
