@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from xce_nodeagent.errors import AgentError
@@ -22,11 +23,11 @@ SETTLE_SECONDS = 0.03
 APART_SECONDS = 0.1
 """How long after a look began the next one begins at the earliest."""
 
-SHARE = 20.0
-"""How many times what a look took lies between its end and the next: a twentieth of a CPU."""
+SHARE = 10.0
+"""How many times the CPU time of a look lies between it and the next: a tenth of a CPU at most."""
 
 APART_MOST = 1.0
-"""Seconds that looks are kept apart at most, however long one took: it may have waited."""
+"""Seconds that looks are kept apart at most, whatever else the agent did meanwhile."""
 
 RETRY_SECONDS = 5.0
 """How soon it is looked again when a look failed."""
@@ -50,7 +51,7 @@ class Changes:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Future[None] | None = None
         self._due = math.inf
-        self._begun = 0.0
+        self._begun = (0.0, 0.0)
         self._all = self._loop.call_later(ALL_SECONDS, self._look_at_all)
         self._earliest = 0.0
 
@@ -82,7 +83,7 @@ class Changes:
     def _look_now(self) -> None:
         self._timer = None
         events, self._told, self._due = frozenset(self._told), set(), math.inf
-        self._begun = self._loop.time()
+        self._begun = self._loop.time(), time.process_time()
         self._looking = asyncio.ensure_future(self._look(events))
         self._looking.add_done_callback(self._looked)
 
@@ -100,8 +101,9 @@ class Changes:
             self.tell((LOST,))
             return
         self.looks += 1
-        apart = min(SHARE * (now - self._begun), APART_MOST)
-        self._earliest = max(self._begun + APART_SECONDS, now + apart)
+        begun, used = self._begun
+        apart = min(SHARE * (time.process_time() - used), APART_MOST)
+        self._earliest = begun + max(APART_SECONDS, apart)
         self._wait()
 
     def _look_at_all(self) -> None:
