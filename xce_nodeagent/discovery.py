@@ -18,12 +18,12 @@ from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, cpulist, topology
 from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
-from xce_nodeagent.model import mig, rail, reservation
+from xce_nodeagent.model import claim, mig, rail, reservation
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
-from xce_nodeagent.model.inventory import ControlNode, Inventory, Problem
+from xce_nodeagent.model.inventory import ANY, ControlNode, Inventory, Problem
 from xce_nodeagent.model.link import Link
-from xce_nodeagent.provider import Divides, Found, Provider
+from xce_nodeagent.provider import Declares, Divides, Found, Provider
 
 _log = logging.getLogger(__name__)
 _TYPES = ("gpu", "mig", "gi", "mps", "accelerator", "nic", "ports")
@@ -141,17 +141,21 @@ def _gather(
     instances: dict[str, Instance] = {}
     control: dict[str, tuple[ControlNode, ...]] = {}
     types: dict[str, ResourceType] = {}
+    declaring = frozenset(one.name for one in providers if isinstance(one, Declares))
     for provider in providers:
         for described in provider.types:
             types.setdefault(described.name, described)
         found = told[provider.name]
         if found.state != "found":
-            unsure = () if found.state == "none" else tuple(one.name for one in provider.types)
+            unsure = () if found.state == "none" else _types_of(provider, previous)
             problems.append(Problem(provider.name, found.state, found.reason, unsure))
+        problems += [Problem(provider.name, "error", fault) for fault in found.faults]
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
         elif found.lost:
             found = _lost_as_before(provider.name, previous, found)
+        for described in (*found.types, *_types_before(found, previous)):
+            types.setdefault(described.name, described)
         if found.control:
             control[provider.name] = found.control
         links += _links(found, previous)
@@ -160,8 +164,27 @@ def _gather(
                 problems.append(_twice(provider.name, instance, instances[instance.id]))
                 continue
             instances[instance.id] = instance
-    problems += _make_symmetric(instances)
+    problems += claim.give_way(instances, control, declaring)
+    problems += claim.make_symmetric(instances, declaring)
     return _Gathered(tuple(instances.values()), types, control, links, tuple(problems))
+
+
+def _types_of(provider: Provider, previous: Inventory | None) -> tuple[str, ...]:
+    """Give the types of which a provider may have more; of one that declares, ANY."""
+    names = {one.name for one in provider.types}
+    if isinstance(provider, Declares):
+        before = previous.instances if previous else ()
+        names.update(one.type for one in before if one.provider == provider.name)
+        names.add(ANY)
+    return tuple(sorted(names))
+
+
+def _types_before(found: Found, previous: Inventory | None) -> tuple[ResourceType, ...]:
+    """Give the descriptors of what is kept from before."""
+    if previous is None or found.state not in ("error", "not_yet"):
+        return ()
+    kept = {one.type for one in found.instances}
+    return tuple(one for one in previous.types if one.name in kept)
 
 
 def _ask(provider: Provider, host: Host) -> Found:
@@ -294,22 +317,6 @@ def counters(
         counted = {"total": amount, "healthy": sound_memory.get(kind, 0)}
         totals[f"{kind}_memory_bytes"] = counted
     return totals
-
-
-def _make_symmetric(instances: dict[str, Instance]) -> Iterable[Problem]:
-    """Add what is missing to `overlaps`: of two that share silicon, each must name the other."""
-    missing: dict[str, set[str]] = {}
-    for instance in instances.values():
-        for other in instance.overlaps:
-            if other in instances and instance.id not in instances[other].overlaps:
-                missing.setdefault(other, set()).add(instance.id)
-    for name, more in sorted(missing.items()):
-        instance = instances[name]
-        overlaps = tuple(sorted({*instance.overlaps, *more}))
-        instances[name] = structs.replace(instance, overlaps=overlaps)
-        yield Problem(
-            instance.provider, "error", f"{name}: {', '.join(sorted(more))} overlap it unilaterally"
-        )
 
 
 def _type_order(name: str) -> tuple[int, str]:

@@ -30,7 +30,8 @@ class Found(Struct, frozen=True, kw_only=True):
     bus). What was known of them, and of the slices of such a card, stays and is unhealthy; where
     not even the id is told, the PCI address says which one it was.
 
-    `links` are those between the cards, for `topology.links` of the inventory.
+    `links` are those between the cards, for `topology.links` of the inventory. `types` are those
+    of a site's own; `faults` say what was left out of the instances, and why.
     """
 
     state: Literal["found", "none", "not_yet", "error"] = "found"
@@ -39,6 +40,8 @@ class Found(Struct, frozen=True, kw_only=True):
     control: tuple[ControlNode, ...] = ()
     lost: frozenset[str] = frozenset()
     links: tuple[Link, ...] = ()
+    types: tuple[ResourceType, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 class PortGrant(Struct, frozen=True):
@@ -121,3 +124,13 @@ class Watches(Protocol):
 
     What a vendor's library tells of itself concerns the provider that the event names.
     """
+
+
+@runtime_checkable
+class Declares(Protocol):
+    """The optional ability of a provider that goes by what people wrote, not by what it found.
+
+    What another provider found goes before it: a device node of theirs is not its own.
+    """
+
+    declares: ClassVar[Literal[True]]

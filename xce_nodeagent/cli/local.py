@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from xce_nodeagent.daemon import doctor, roots
-from xce_nodeagent.daemon.account import load, places
+from xce_nodeagent.daemon.account import load, places, site
 from xce_nodeagent.daemon.app import unknown_profile, with_simulation
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadConfig
@@ -46,6 +46,10 @@ def _look(config: Config, sysroot: str | None = None) -> Inventory:
         rails=config.rails,
         mps=config.mps,
     )
+    if sysroot is None:
+        host.site = site(config, places(os.environ, None), os.geteuid())
+        if config.reporter.program:
+            host.report = lambda: ("none", "only the agent runs the site's reporter", b"")
     found, _, _ = advance(scan(host, all_providers()), {}, 0)
     return found
 

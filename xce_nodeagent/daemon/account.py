@@ -15,6 +15,7 @@ from msgspec import Struct
 from xce_nodeagent.errors import BadConfig, NotReady
 from xce_nodeagent.model import place
 from xce_nodeagent.model.config import Config, parse
+from xce_nodeagent.model.site import Site
 from xce_nodeagent.privileged import folder
 
 
@@ -59,6 +60,14 @@ def load(where: Places) -> Config:
             " it says what root does: chmod o-w it, and look what it says"
         )
     return parse(text, where.config)
+
+
+def site(config: Config, where: Places, *owners: int) -> Site:
+    """Say where the site declares instances; `owners` may write the files, beside root."""
+    folder = config.declared.directory or f"{os.path.dirname(os.path.abspath(where.config))}/"
+    if not config.declared.directory:
+        folder += "instances.d"
+    return Site(folder, frozenset({0, *owners}), config.reporter.nodes)
 
 
 def check_owner(where: Places, agent: int) -> None:

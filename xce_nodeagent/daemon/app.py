@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from xce_nodeagent.daemon import roots
-from xce_nodeagent.daemon.account import Places, claimed, load, make_folders, places
+from xce_nodeagent.daemon.account import Places, claimed, load, make_folders, places, site
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import cgroup
 from xce_nodeagent.model.config import Config
@@ -35,7 +35,9 @@ from xce_nodeagent.model.name import printable
 if TYPE_CHECKING:
     from xce_nodeagent.binding.supply import Dial
     from xce_nodeagent.host.linkmonitor import LinkMonitor
+    from xce_nodeagent.host.sitewatch import SiteWatch
     from xce_nodeagent.host.udev import Monitor
+    from xce_nodeagent.model.site import Site
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +126,12 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         rails=config.rails,
         mps=config.mps,
     )
+    host.site = site(config, where, *(() if helpers_are_root else (os.geteuid(),)))
     providers = all_providers()
     # A scan imports what it needs as it goes. This one is for that; no helper is asked yet.
     host.probe = lambda _: ("not_yet", "the agent is starting", {})
     discovery.scan(host, providers)
-    monitors = _monitors()
+    monitors = _monitors(host.site)
     credential.assume(identity)
     seccomp.install(seccomp.AGENT)
     _settle_memory()
@@ -162,11 +165,15 @@ def _run(config: Config, where: Places, simulate: str) -> int:
                 os.waitpid(supervisor[1], 0)
 
 
-def _monitors() -> list[Monitor | LinkMonitor]:
+def _monitors(declared: Site) -> list[Monitor | LinkMonitor | SiteWatch]:
     """Listen to what changes; say what cannot be heard."""
-    from xce_nodeagent.host import linkmonitor, udev  # noqa: PLC0415  # see above
+    from xce_nodeagent.host import linkmonitor, sitewatch, udev  # noqa: PLC0415  # see above
 
-    found: list[Monitor | LinkMonitor] = []
+    found: list[Monitor | LinkMonitor | SiteWatch] = []
+    try:
+        found.append(sitewatch.SiteWatch(declared))
+    except OSError as error:
+        log.warning("declared instances that change are seen late: %s", error)
     subsystems = set(udev.SUBSYSTEMS)
     try:
         found.append(linkmonitor.LinkMonitor())

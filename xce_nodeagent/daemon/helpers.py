@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from xce_nodeagent.daemon import roots
-from xce_nodeagent.daemon.account import check_owner, load, places
+from xce_nodeagent.daemon.account import check_owner, load, places, site
 from xce_nodeagent.errors import AgentError
+from xce_nodeagent.host import declared
 from xce_nodeagent.host.cgroup import Mount, hierarchies
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import Backend, CgroupRef
+from xce_nodeagent.model.site import Site
 from xce_nodeagent.privileged import credential, folder, lock, ops, seccomp
 from xce_nodeagent.privileged.binder import Binder
 from xce_nodeagent.privileged.capability import Capability
@@ -100,7 +102,12 @@ def _run(asked: argparse.Namespace, log: Log) -> int:
     profile = asked.simulate or config.simulate.profile
     nodes = _simulated_nodes(profile, config) if profile and root else ()
     roles = _roles(
-        config, home, mounted, nodes, lock_path=str(path / "binder.lock") if root else ""
+        config,
+        home,
+        mounted,
+        nodes,
+        declarations=site(config, where, os.geteuid()),
+        lock_path=str(path / "binder.lock") if root else "",
     )
     door: Door
     if asked.socket:
@@ -154,6 +161,7 @@ def _roles(
     mounted: Sequence[Mount],
     nodes: Sequence[DeviceNode],
     *,
+    declarations: Site,
     lock_path: str,
 ) -> Mapping[ops.Role, Role]:
     allowed = [roots.on(path, mounted) for path in config.agent.cgroup_allowed_roots]
@@ -178,6 +186,7 @@ def _roles(
             simulated=nodes,
             device_directory=config.simulate.device_directory,
             kills=kills,
+            declared=lambda: declared.devices(declarations),
         )
 
     def prober(_: Log) -> Work:

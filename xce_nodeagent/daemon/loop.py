@@ -27,6 +27,7 @@ from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
+from xce_nodeagent.daemon.foreign import foreign
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
@@ -39,14 +40,13 @@ from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.host.event import AGAIN, LIBRARY, LOST, Event
 from xce_nodeagent.host.linkmonitor import LinkMonitor
+from xce_nodeagent.host.sitewatch import SiteWatch
 from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
-from xce_nodeagent.model.major import LOCAL_MAJORS
 from xce_nodeagent.model.plan import CgroupRef
 from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check
-from xce_nodeagent.privileged import majors
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
@@ -84,7 +84,7 @@ class Daemon:
         host: Host,
         providers: Sequence[Provider],
         notify: Notify,
-        monitors: Sequence[Monitor | LinkMonitor],
+        monitors: Sequence[Monitor | LinkMonitor | SiteWatch],
         own_uid: int,
         helpers_are_root: bool,
     ) -> None:
@@ -140,6 +140,9 @@ class Daemon:
 
     def _greeting(self) -> tuple[Any, ...]:
         known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup)]
+        if self._managed is not None:
+            # A new binder knows only what is declared now, and ends over what is not.
+            self._managed -= self._foreign(self._managed).keys()
         managed = () if self._managed is None else (Manage(tuple(sorted(self._managed))),)
         return (Take(tuple(known), agent=os.getpid()), *managed)
 
@@ -167,13 +170,7 @@ class Daemon:
             log.warning("devices are not fenced: the binder cannot manage them")
 
     def _foreign(self, devices: AbstractSet[Device]) -> Mapping[Device, str]:
-        """Say which devices the binder would not hear of: it ends over what no honest agent asks.
-
-        Majors for local use are those of simulated nodes, which the binder made itself.
-        """
-        simulated = {device for device in devices if device.major in LOCAL_MAJORS}
-        made = simulated if self._config.simulate.profile else ()
-        return majors.foreign(devices, made=frozenset(made), proc=Path("/proc"))
+        return foreign(devices, self._host, simulates=bool(self._config.simulate.profile))
 
     # ---- the run ----------------------------------------------------------------------------
 
@@ -319,7 +316,7 @@ class Daemon:
             loop.add_reader(monitor.fileno(), self._event, monitor)
         self._retry()
 
-    def _event(self, monitor: Monitor | LinkMonitor) -> None:
+    def _event(self, monitor: Monitor | LinkMonitor | SiteWatch) -> None:
         if events := monitor.drain():
             if LOST in events:
                 log.warning("events of the hardware were lost: all of it is looked at again")

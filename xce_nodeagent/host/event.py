@@ -8,7 +8,8 @@ from msgspec import Struct
 class Event(Struct, frozen=True):
     """Something came, went or changed. `name` is the kernel's own of the device.
 
-    `subsystem` is the kernel's as well, or one of `ROUTES` and `LIBRARY`, which are not its.
+    `subsystem` is the kernel's as well, or one of `ROUTES`, `LIBRARY`, `DECLARED` and `REPORTED`,
+    which are not its.
     """
 
     action: str
@@ -30,3 +31,9 @@ ROUTES = "route"
 
 LIBRARY = "library"
 """The subsystem of news from a vendor's library; the name is that of its provider."""
+
+DECLARED = Event("change", "declared", "")
+"""Files of declared instances changed, or nodes that are named in them."""
+
+REPORTED = Event("change", "reported", "")
+"""The site's reporter printed something else than before."""

@@ -17,6 +17,7 @@ from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.host.tree import Tree
 from xce_nodeagent.model.config import NicConfig, RailsConfig
 from xce_nodeagent.model.share import MpsConfig
+from xce_nodeagent.model.site import Site
 
 PAGE = 4096
 """What an attribute of sysfs has at most."""
@@ -42,6 +43,10 @@ class Host:
 
     `held_ports` are the ports that jobs hold now, kept up to date by whoever has a ledger: who
     listens on them is no foreigner.
+
+    `site` says where instances are declared, None for nowhere; it is about this machine, whatever
+    the root. `report` gives the state, reason and output of the site's reporter, as it was last;
+    it is None where nobody asks one.
     """
 
     def __init__(
@@ -69,6 +74,8 @@ class Host:
         self.rails = rails or RailsConfig()
         self.mps = mps or MpsConfig()
         self.held_ports: frozenset[int] = frozenset()
+        self.site: Site | None = None
+        self.report: Callable[[], tuple[str, str, bytes]] | None = None
 
     def path(self, name: str) -> Path:
         """Give the path of a file of the machine, such as `/sys/class/net`, below the root."""

@@ -69,6 +69,26 @@ class RailsConfig(Struct, frozen=True, kw_only=True):
     nics: tuple[str, ...] = ()
 
 
+class DeclaredConfig(Struct, frozen=True, kw_only=True):
+    """`[declared]`: where the files of declared instances are; empty: beside the configuration."""
+
+    directory: str = ""
+
+
+class ReporterConfig(Struct, frozen=True, kw_only=True):
+    """`[reporter]`: a program of the site's that prints declared instances as JSON.
+
+    `program` is an absolute path and its arguments. `nodes` are patterns for the device nodes that
+    it may name: without any it can report none.
+    """
+
+    program: tuple[str, ...] = ()
+    user: str = "nobody"
+    interval_seconds: int = 60
+    timeout_seconds: int = 10
+    nodes: tuple[str, ...] = ()
+
+
 class ReleaseConfig(Struct, frozen=True, kw_only=True):
     """`[release]`: what becomes of processes that outlive their job.
 
@@ -122,6 +142,8 @@ class Config(Struct, frozen=True, kw_only=True):
     ports: PortsConfig = PortsConfig()
     nic: NicConfig = NicConfig()
     rails: RailsConfig = RailsConfig()
+    declared: DeclaredConfig = DeclaredConfig()
+    reporter: ReporterConfig = ReporterConfig()
     release: ReleaseConfig = ReleaseConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     health: HealthConfig = HealthConfig()
@@ -152,6 +174,7 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = 
         RailsConfig,
         {"by": setting.one_of(Literal["structure", "none"]), "nics": setting.names_by_rail},
     ),
+    "declared": ("declared", DeclaredConfig, {"directory": setting.root}),
     "release": (
         "release",
         ReleaseConfig,

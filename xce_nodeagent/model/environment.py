@@ -63,6 +63,13 @@ _LISTS = frozenset(
 """Variables that are comma lists: what two providers say of them is joined."""
 
 
+_LISTS_BEGIN = ("XCE_INSTANCES_", "XCE_NODES_")
+
+
+def _is_list(variable: str) -> bool:
+    return variable in _LISTS or variable.startswith(_LISTS_BEGIN)
+
+
 def hidden() -> tuple[SetEnv, ...]:
     """Give the values that hide every accelerator, for a job that got none."""
     return _HIDDEN_STEPS
@@ -77,7 +84,7 @@ def combined(steps: Iterable[SetEnv]) -> tuple[SetEnv, ...]:
     values: dict[str, str] = {}
     for step in steps:
         before = values.get(step.name, "")
-        if step.name in _LISTS and before not in ("", _HIDDEN.get(step.name)):
+        if _is_list(step.name) and before not in ("", _HIDDEN.get(step.name)):
             # NCCL's leading = stands once, in front of the whole list.
             tail = step.value.removeprefix("=") if before.startswith("=") else step.value
             values[step.name] = f"{before},{tail}" if tail else before
@@ -243,6 +250,32 @@ def nics(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
     if rdma or plain:
         values["UCX_NET_DEVICES"] = ",".join(rdma + plain)
     return _steps(values)
+
+
+def declared(instances: Sequence[Instance]) -> tuple[SetEnv, ...]:
+    """Give what is told of instances that a site declared: by type, and its own variables.
+
+    What several instances say of one variable is a comma list, in their order, each value once.
+    Cards and NICs are in our lists of these as well.
+    """
+    kinds = {kind: [one for one in instances if one.type == kind] for kind in _types(instances)}
+    values: dict[str, str] = {}
+    for kind, own in kinds.items():
+        values[f"XCE_INSTANCES_{kind.upper()}"] = ",".join(one.id for one in own)
+        values[f"XCE_NODES_{kind.upper()}"] = ",".join(n.path for one in own for n in one.devices)
+    said: dict[str, dict[str, None]] = {}
+    for one in instances:
+        variables = one.attributes.get("environment")
+        for text in variables if isinstance(variables, list) else ():
+            name, _, value = str(text).partition("=")
+            said.setdefault(name, {})[value] = None
+    steps = _steps(values | {name: ",".join(told) for name, told in said.items()})
+    known = {"gpu": gpus, "nic": nics, "accelerator": accelerators}
+    return (*(step for kind in kinds if kind in known for step in known[kind](kinds[kind])), *steps)
+
+
+def _types(instances: Iterable[Instance]) -> list[str]:
+    return sorted({one.type for one in instances})
 
 
 def ports(granted: Sequence[tuple[int, str]]) -> tuple[SetEnv, ...]:

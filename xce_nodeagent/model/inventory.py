@@ -19,6 +19,9 @@ from xce_nodeagent.model.rule import Device
 
 SCHEMA = "xce.inventory/v1"
 
+ANY = "*"
+"""Among the types of a problem: every one that nobody described."""
+
 
 class ControlNode(Struct, frozen=True):
     """A device node that is no instance's own. `granted` ones go with the first grant.
@@ -33,7 +36,8 @@ class ControlNode(Struct, frozen=True):
 class Problem(Struct, frozen=True):
     """What discovery could not find out, and why. `state`: none, not_yet or error.
 
-    `types` are those of which there may be more than what is known, where that is so.
+    `types` are those of which there may be more than what is known, where that is so; `*` is any
+    that nobody described.
     """
 
     provider: str
@@ -90,7 +94,8 @@ class Inventory(Struct, frozen=True, kw_only=True, dict=True):
 
         What may come by itself goes before what needs somebody.
         """
-        of_kind = [p for p in self.problems if kind in p.types]
+        unknown = all(kind != described.name for described in self.types)
+        of_kind = [p for p in self.problems if kind in p.types or (unknown and ANY in p.types)]
         return min(of_kind, key=lambda p: p.state != "not_yet", default=None)
 
     def managed(self) -> frozenset[Device]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xce_nodeagent.model.instance import Attribute, ResourceType
 
-_COMMON = (
+COMMON = (
     Attribute("vendor", "string", "who made it"),
     Attribute("model", "string", "the product's name"),
     Attribute("pci_address", "string", "domain:bus:device.function"),
@@ -16,6 +16,7 @@ _COMMON = (
     Attribute("pcie_switch", "string", "the nearest PCIe switch's upstream port"),
     Attribute("numa_node", "int", "the NUMA node nearest to it"),
     Attribute("local_cpus", "string", "the CPUs nearest to it, as a Linux CPU list"),
+    Attribute("environment", "list", "variables that a job with it gets, as NAME=VALUE"),
 )
 
 _GPU = (
@@ -63,27 +64,25 @@ _SLICE = (
     Attribute("memory_shared", "bool", "true where other slices use the same memory"),
 )
 
-GPU = ResourceType(
-    name="gpu", unit="card", meaning="a whole GPU", attributes=_COMMON + _GPU + _CARD
-)
+GPU = ResourceType(name="gpu", unit="card", meaning="a whole GPU", attributes=COMMON + _GPU + _CARD)
 MIG = ResourceType(
     name="mig",
     unit="slice",
     meaning="a MIG slice of a GPU (a compute instance)",
-    attributes=_COMMON + _GPU + _SLICE,
+    attributes=COMMON + _GPU + _SLICE,
 )
 GPU_INSTANCE = ResourceType(
     name="gi",
     unit="GPU instance",
     meaning="a MIG GPU instance that is no slice by itself: several share it, or none is in it",
-    attributes=_COMMON + _GPU + _SLICE,
+    attributes=COMMON + _GPU + _SLICE,
 )
 MPS = ResourceType(
     name="mps",
     unit="share",
     meaning="a share of a GPU under CUDA MPS",
     attributes=(
-        *_COMMON,
+        *COMMON,
         *_GPU,
         Attribute("mps_percent", "int", "share of the card's threads", unit="%"),
         Attribute("mps_pipe_directory", "string", "where its control daemon listens"),
@@ -94,7 +93,7 @@ NIC = ResourceType(
     unit="function",
     meaning="a network interface, by its PCI function",
     attributes=(
-        *_COMMON,
+        *COMMON,
         Attribute("netdev", "string", "name of the network interface"),
         Attribute("mac", "string", "hardware address"),
         Attribute("speed_mbps", "int", "link speed", unit="Mbit/s"),
@@ -119,7 +118,7 @@ ACCELERATOR = ResourceType(
     unit="card",
     meaning="a card that computes and is no GPU",
     attributes=(
-        *_COMMON,
+        *COMMON,
         Attribute("driver_version", "string", "version of the kernel driver"),
         Attribute("serial", "string", "serial number of the board"),
         Attribute("module_id", "int", "number of the module on its baseboard"),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, get_args
 
+from xce_nodeagent.model.declaration import PATTERN
 from xce_nodeagent.model.policy import Policy, changed
 
 Check = Callable[[Any], Any]
@@ -108,6 +109,27 @@ def programs(value: Any) -> tuple[str, ...]:
             raise Fault(
                 f"entry {number}, {item!r} ({len(item.encode())} bytes): expected {expected}"
             )
+    return tuple(value)
+
+
+def command(value: Any) -> tuple[str, ...]:
+    """Take a program and its arguments; raise Fault otherwise."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise Fault("expected a list, such as ['/usr/local/sbin/probe', '--json']")
+    if not value or not value[0].startswith("/") or any("\0" in item for item in value):
+        raise Fault("expected the absolute path of a program first, then its arguments")
+    return tuple(value)
+
+
+def nodes(value: Any) -> tuple[str, ...]:
+    """Take patterns for device nodes; raise Fault otherwise."""
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and re.search(PATTERN, item) for item in value
+    ):
+        raise Fault(
+            "expected a list of paths below /dev, such as ['/dev/xdma*']; what follows /dev/ must"
+            " begin with a letter or digit"
+        )
     return tuple(value)
 
 

@@ -63,7 +63,8 @@ class Binder:
     `home` is where it makes cgroups (made by it if missing), `roots` are those below which callers
     may name theirs, `own` the cgroups of the agent, which are never bound, `owners` the uids that
     may have the folders above a job's cgroup, beside root: who may prepare. `take_lock` makes sure
-    that no other binder lives. `simulated` are the nodes of a simulated machine below
+    that no other binder lives. `declared` gives the devices that root's own files declare for jobs,
+    as they are when it is asked. `simulated` are the nodes of a simulated machine below
     `device_directory`. `kills`: it may end processes in bound cgroups. `shared=False` goes
     without the shared program.
     """
@@ -80,10 +81,12 @@ class Binder:
         device_directory: str = "/dev/xce-sim",
         proc: Path = Path("/proc"),
         kills: bool = False,
+        declared: Callable[[], Collection[Device]] = frozenset,
         shared: bool = True,
     ) -> None:
         self._home = home
         self._kills = kills
+        self._declared = declared
         self._take_lock = take_lock
         self._lock: object = None  # held as long as the binder lives
         self._simulated = tuple(simulated)
@@ -223,7 +226,8 @@ class Binder:
 
     def _manage(self, request: Manage) -> Done:
         devices = frozenset(request.devices)
-        majors.check(devices - (self._managed or frozenset()), made=self._made, proc=self._proc)
+        new = devices - (self._managed or frozenset())
+        majors.check(new, made=self._made, proc=self._proc, declared=self._declared)
         with self._home2() as home:
             self._fences.manage(devices, self._open_bound, home)
         self._managed = devices

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from xce_nodeagent.provider import Provider
 
-NAMES = ("nvidia", "amd", "accelerator", "nic", "ports", "simulated")
+NAMES = ("nvidia", "amd", "accelerator", "nic", "ports", "simulated", "declared", "reported")
 """Every provider that there is, in the order in which they are asked."""
 
 
