@@ -188,7 +188,7 @@ class Bench:
 
 def shapes(one: Agent) -> tuple[Shape, list[Shape]]:
     """Choose what the jobs ask for: one job of 8 GPUs and 4 NICs, or eight with an eighth each."""
-    instances = [i for i in one.inventory()["instances"] if i["healthy"]]
+    instances = [i for i in one.inventory()["instances"] if i["healthy"] and not i["reserved"]]
     by_type: dict[str, list[str]] = {}
     for instance in instances:
         by_type.setdefault(instance["type"], []).append(instance["id"])

@@ -6,7 +6,7 @@ import asyncio
 
 from xce_nodeagent.daemon.vendor import Vendor
 from xce_nodeagent.errors import NotReady
-from xce_nodeagent.host.event import LOST, Event
+from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, ROUTES, Event
 from xce_nodeagent.privileged.ops import Probed
 
 
@@ -116,5 +116,24 @@ def test_a_prober_that_is_lost_is_replaced_by_itself_and_asked_again():
         library.answers(devices=[])
         await scans.acquire()
         assert (await vendor.ask())[0] == "found"
+
+    play(scene)
+
+
+def test_after_what_it_is_asked_and_after_what_not():
+    async def scene(library, vendor, scans):
+        def asked(*events):
+            return vendor.concerned(frozenset(events))
+
+        assert asked(AGAIN)  # it has not answered yet
+        library_says = asyncio.ensure_future(vendor.ask())
+        await library.came.acquire()
+        library.answers(devices=[])
+        await library_says
+        assert not asked(AGAIN)
+        for event in (LOST, ALL, Event("bind", "pci", "x"), Event("online", "cpu", "cpu1")):
+            assert asked(event), event
+        links = Event("change", "net", "eth0"), Event("change", ROUTES, "")
+        assert not asked(*links, Event("change", LIBRARY, "nvidia"))
 
     play(scene)

@@ -38,6 +38,10 @@ SUBSYSTEMS = frozenset({"", "pci", "drm", "nvidia", "accel", "kfd"})
 """Where a change can be one of a card; "" is one that was missed. Links of the network come and go
 with each container, and are no reason to ask what hangs again."""
 
+_ASKED = SUBSYSTEMS | {"module", "cpu", "node"}
+"""After these it is asked: its driver may have come, and CPUs near to a card. No card that hung
+answers because of that."""
+
 
 class Prober(Protocol):
     """The agent's end of the prober; `binding/helper.py` is one."""
@@ -90,7 +94,7 @@ class Vendor:
         """Say whether the library is to be asked after these events."""
         if AGAIN in events and self.last[0] == "not_yet":
             return True
-        return ALL in events or any(event.subsystem in SUBSYSTEMS for event in events)
+        return ALL in events or any(event.subsystem in _ASKED for event in events)
 
     def tell(self, events: Iterable[Event]) -> None:
         """Take in what changed on the host."""
