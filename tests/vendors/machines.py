@@ -259,7 +259,33 @@ def others(tree: Tree) -> None:
     tree.drm(unknown, 1, 129)
 
 
+def engines(tree: Tree) -> None:
+    """Cards whose drivers have classes of their own; one without driver; what only looks so."""
+    for number, (address, code, ids, driver, kind, name) in enumerate(
+        (
+            ("0000:1b:00.0", 0x0B4000, (0x1BCF, 0x001C), "ve_drv", "ve", "ve0"),
+            ("0000:1c:00.0", 0x088000, (0x1D0F, 0x7164), "neuron", "neuron_device", "neuron0"),
+            ("0000:1d:00.0", 0x120000, (0x1E52, 0x401E), "tenstorrent", "tenstorrent",
+             "tenstorrent!0"),
+        )
+    ):  # fmt: skip
+        folder = tree.function(f"pci0000:00/{address}", code, ids, driver)
+        tree.file(f"{folder}/{kind}/{name}/dev", f"{238 + number}:0")
+        tree.link(f"{folder}/{kind}/{name}/device", folder)
+        tree.link(f"sys/class/{kind}/{name}", f"{folder}/{kind}/{name}")
+    tree.function("pci0000:00/0000:1e:00.0", 0x0B4000, (0x1BCF, 0x001C))
+    # Engines for cryptography are of the same PCI class.
+    tree.function("pci0000:00/0000:1f:00.0", 0x0B4000, (0x8086, 0x37C8), "c6xx")
+    # Displays with a second head, which no driver takes.
+    integrated = tree.function("pci0000:00/0000:00:02.0", 0x030000, (0x8086, 0x27AE), "i915")
+    tree.drm(integrated, 0, 128)
+    tree.function("pci0000:00/0000:00:02.1", 0x038000, (0x8086, 0x27A6))
+    tree.function("pci0000:00/0000:03:00.0", 0x030000, (0x1002, 0x5D52), "amdgpu")
+    tree.function("pci0000:00/0000:03:00.1", 0x038000, (0x1002, 0x5D72))
+
+
 MACHINES: dict[str, Callable[[Tree], None]] = {
+    "engines": engines,
     "mi300x-spx": mi300x,
     "mi300x-cpx": lambda tree: mi300x(tree, "CPX"),
     "mi300x-cpx-function": lambda tree: mi300x(tree, "CPX", "function"),

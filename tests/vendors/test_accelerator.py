@@ -94,3 +94,21 @@ def test_generic_ones_have_their_nodes(machine, look) -> None:
     }
     assert all(one.healthy for one in found.values())
     assert found["gpu-0000:03:00.0"].text("model") == "1ed5:0222"
+
+
+def test_drivers_with_classes_of_their_own(machine, look) -> None:
+    found = {one.text("pci_address"): one for one in look(machine("engines")).instances}
+    told = {
+        address: (one.type, one.text("vendor"), [node.path for node in one.devices], one.reason)
+        for address, one in found.items()
+        if one.provider == "accelerator"
+    }
+    assert told == {
+        "0000:00:02.0": ("gpu", "intel", ["/dev/dri/card0", "/dev/dri/renderD128"], ""),
+        "0000:1b:00.0": ("accelerator", "nec", ["/dev/ve0"], ""),
+        "0000:1c:00.0": ("accelerator", "amazon", ["/dev/neuron0"], ""),
+        "0000:1d:00.0": ("accelerator", "tenstorrent", ["/dev/tenstorrent/0"], ""),
+        "0000:1e:00.0": ("accelerator", "nec", [], "no driver is bound to it"),
+    }
+    # The second head of a card is no card.
+    assert [address for address, one in found.items() if one.provider == "amd"] == ["0000:03:00.0"]

@@ -15,7 +15,11 @@ from xce_nodeagent.host import drm, pci
 from xce_nodeagent.host.machine import Host
 from xce_nodeagent.model.instance import DeviceNode
 
-INTEL, HABANA = 0x8086, 0x1DA3
+CLASSES = ("accel", "habanalabs", "neuron_device", "tenstorrent", "ve")
+"""Classes of accelerators: the kernel's own, and those of drivers that have one of their own:
+Habana's before it moved, AWS Neuron's, Tenstorrent's, and that of NEC's Vector Engines."""
+
+INTEL, HABANA, NEC = 0x8086, 0x1DA3, 0x1BCF
 _OTHERS_PROVIDE = frozenset({0x10DE, 0x1002})
 """NVIDIA and AMD: their GPUs have providers of their own."""
 
@@ -35,6 +39,8 @@ _NOT_FOR_JOBS = frozenset(
 """Vendors of display chips on which no job computes; some of them have a render node."""
 
 _DISPLAY, _PROCESSING = 0x03, 0x12  # PCI base classes
+_COPROCESSOR = 0x0B40  # which crypto engines say they are, too
+_XEON_PHI = range(0x2250, 0x2260)
 _VGA = 0x0300
 _HANDED_ON = frozenset({"vfio-pci", "pci-stub", "pciback", "xen-pciback", "uio_pci_generic"})
 """Drivers that give a function to a virtual machine or to a program."""
@@ -65,8 +71,10 @@ def devices(host: Host) -> tuple[Device, ...]:
     """Give them all: those on PCI in the order of the bus, then the others by name."""
     made = _by_class(host)
     found = {name: _device(host, name, nodes) for name, nodes in made.items()}
-    for address, code in pci.functions(host).items():
-        if address not in found and _computes(host, address, code):
+    codes = pci.functions(host)
+    for address, code in codes.items():
+        second = pci.is_second_head(host, address, codes)
+        if address not in found and _computes(host, address, code) and not second:
             found[address] = _device(host, address, {})
     kept = (one for one in found.values() if one.vendor not in _OTHERS_PROVIDE)
     return tuple(sorted(kept, key=lambda one: (not one.address, one.name.rjust(16, "0"))))
@@ -75,14 +83,16 @@ def devices(host: Host) -> tuple[Device, ...]:
 def _by_class(host: Host) -> dict[str, dict[str, DeviceNode]]:
     """Give the nodes of each device that is in a class of accelerators, by the device's name."""
     found: dict[str, dict[str, DeviceNode]] = {}
-    for kind in ("accel", "habanalabs"):
+    for kind in CLASSES:
         for name in host.names(f"/sys/class/{kind}"):
             folder = f"/sys/class/{kind}/{name}"
             # Habana's control nodes are in the folder of `accel` since the driver moved there.
-            path = f"/dev/accel/{name}" if name.startswith("accel") else f"/dev/{name}"
+            # A slash in the name of a node is a ! in sysfs.
+            node_name = name.replace("!", "/")
+            path = f"/dev/accel/{name}" if name.startswith("accel") else f"/dev/{node_name}"
             behind = (host.real(f"{folder}/device") or folder).rpartition("/")[2]
             node = drm.numbered(host, folder, path)
-            if re.fullmatch(r"[A-Za-z0-9:._-]{1,64}", name + behind):
+            if re.fullmatch(r"[A-Za-z0-9:._!-]{1,64}", name + behind):
                 found.setdefault(behind, {}).update({name: node} if node else {})
     return found
 
@@ -92,6 +102,9 @@ def _computes(host: Host, address: str, code: int) -> bool:
     vendor = pci.identifier(host, address, "vendor")
     if code >> 16 == _PROCESSING:
         return True
+    if code >> 8 == _COPROCESSOR:
+        device = pci.identifier(host, address, "device")
+        return vendor == NEC or (vendor == INTEL and device in _XEON_PHI)
     if code >> 16 != _DISPLAY or vendor in _NOT_FOR_JOBS:
         return False
     return code >> 8 != _VGA or vendor == INTEL or _renders(drm.nodes(host, drm.function(address)))

@@ -32,6 +32,7 @@ MODELS = {
     0x74A0: "Instinct MI300A",
     0x74A1: "Instinct MI300X",
     0x74A5: "Instinct MI325X",
+    0x74B5: "Instinct MI300X VF",
     0x75A0: "Instinct MI350X",
     0x75A3: "Instinct MI355X",
 }
@@ -62,12 +63,14 @@ class Card(Struct, frozen=True, kw_only=True):
 
 def cards(host: Host, gpus: Sequence[kfd.Gpu]) -> tuple[Card, ...]:
     """Give every card that is on the bus, and those that only KFD shows, in bus order."""
+    codes = pci.functions(host)
     addresses = {
         address
-        for address, code in pci.functions(host).items()
+        for address, code in codes.items()
         if code >> 8 in _CLASSES
         and pci.identifier(host, address, "vendor") == VENDOR
         and pci.identifier(host, address, "device") not in MANAGEMENT
+        and not pci.is_second_head(host, address, codes)
     }
     addresses.update(gpu.address for gpu in gpus)
     return tuple(_card(host, address, gpus) for address in sorted(addresses, key=_bus_order))

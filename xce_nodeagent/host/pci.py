@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -14,6 +14,7 @@ from xce_nodeagent.model.environment import ranges
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NODES = "/sys/devices/system/node"
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_DISPLAY, _OTHER_DISPLAY = 0x03, 0x0380  # PCI base class, and class with subclass
 
 
 class Place(Struct, frozen=True):
@@ -68,6 +69,22 @@ def functions(host: Host) -> dict[str, int]:
         address: host.number(f"/sys/bus/pci/devices/{address}/class") or 0
         for address in host.names("/sys/bus/pci/devices")
     }
+
+
+def is_second_head(host: Host, address: str, codes: Mapping[str, int]) -> bool:
+    """Say whether a display is the second head of the card that function 0 of its slot is.
+
+    Older cards have such a function ("display, other"), which no driver takes; on a virtual
+    function, which may look the same, one does. `codes` is what `functions` gives.
+    """
+    first = f"{address[:-1]}0"
+    return (
+        address != first
+        and codes.get(address, 0) >> 8 == _OTHER_DISPLAY
+        and codes.get(first, 0) >> 16 == _DISPLAY
+        and host.real(f"/sys/bus/pci/devices/{address}/driver") is None
+        and host.real(f"/sys/bus/pci/devices/{address}/physfn") is None
+    )
 
 
 def numa_node(host: Host, address: str) -> int | None:

@@ -72,10 +72,10 @@ def cpu(host: Host) -> dict[str, Any]:
     """Give what the first CPU says of itself: arch, vendor, family, model, model_name.
 
     /proc/cpuinfo has other names for these on each architecture; those of x86 come first, then
-    those of ARM (implementer, architecture, part) and POWER (cpu).
+    those of ARM (implementer, architecture, part) and POWER (cpu). Some CPUs pad their name.
     """
     text = host.read("/proc/cpuinfo", _FIRST_CPU) or ""
-    lines = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", text, re.MULTILINE)[::-1])
+    lines = dict(re.findall(r"^([\w ]+?)\s*: +(.*\S)\s*$", text, re.MULTILINE)[::-1])
     told = {
         "arch": _arch(host, lines),
         "vendor": lines.get("vendor_id") or lines.get("CPU implementer"),
@@ -91,9 +91,15 @@ def _arch(host: Host, lines: dict[str, str]) -> str | None:
     if arch := host.read("/proc/sys/kernel/arch"):
         return arch
     if "CPU implementer" in lines:
-        return "aarch64"
-    if lines.get("cpu", "").startswith("POWER"):
-        return "ppc64le"
+        version = _number(lines.get("CPU architecture"))
+        return "armv7l" if version == 7 else "aarch64"
+    if power := re.match(r"POWER([0-9]+)", lines.get("cpu", "")):
+        # Linux for little endian begins with POWER8.
+        return "ppc64le" if int(power[1]) >= 8 else "ppc64"
+    if lines.get("vendor_id") == "IBM/S390":
+        return "s390x"
+    if lines.get("isa", "").startswith("rv64"):
+        return "riscv64"
     return "x86_64" if "vendor_id" in lines and "cpu family" in lines else None
 
 

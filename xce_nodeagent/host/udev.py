@@ -11,6 +11,7 @@ import socket
 from collections.abc import Collection
 from typing import Any
 
+from xce_nodeagent.host.accel import CLASSES
 from xce_nodeagent.host.event import LOST, Event
 from xce_nodeagent.host.linkmonitor import skip
 
@@ -21,7 +22,7 @@ except ImportError:
 
 SUBSYSTEMS = (
     "pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "drm", "nvidia",
-    "kfd", "accel", "habanalabs", "cxi_user", "hfi1_user", "module", "node", "cpu",
+    "kfd", *CLASSES, "cxi_user", "hfi1_user", "module", "node", "cpu",
 )  # fmt: skip
 """Where a change can be one of the inventory. A module that is loaded registers device numbers."""
 

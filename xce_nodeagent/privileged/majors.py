@@ -36,6 +36,10 @@ DRIVERS = frozenset(
         "accel",
         # Intel Gaudi before it moved to `accel`.
         "habanalabs",
+        # AWS Neuron, Tenstorrent (tt-kmd), NEC's Vector Engines.
+        "neuron",
+        "tenstorrent",
+        "ve_drv",
         # RDMA (drivers/infiniband/core): uverbs*, umad* and issm*, ucm*; and Omni-Path's own.
         "infiniband_verbs",
         "infiniband_mad",

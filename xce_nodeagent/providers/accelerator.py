@@ -26,6 +26,7 @@ VENDORS = {
     0x1E52: "tenstorrent",
     accel.HABANA: "habana",
     accel.INTEL: "intel",
+    accel.NEC: "nec",
 }
 """By PCI vendor id, as the PCI-SIG gives them out; others are shown by their number."""
 
@@ -40,6 +41,7 @@ MODELS = {
     (accel.INTEL, 0x0BDA): "Data Center GPU Max 1100",
     (accel.INTEL, 0x56C0): "Data Center GPU Flex 170",
     (accel.INTEL, 0x56C1): "Data Center GPU Flex 140",
+    (accel.NEC, 0x001C): "Vector Engine",
 }
 """The cards that clusters have; others are shown as `vendor:device`. A host may have no pci.ids."""
 
@@ -49,9 +51,7 @@ class Accelerators:
 
     name: ClassVar[str] = "accelerator"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU, ACCELERATOR)
-    subsystems: ClassVar[frozenset[str]] = frozenset(
-        {"pci", "drm", "accel", "habanalabs", "module"}
-    )
+    subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "module", *accel.CLASSES})
 
     def discover(self, host: Host) -> Found:
         """Find them all; one that no driver has is there, and unhealthy."""
