@@ -7,7 +7,7 @@ each other, but for the ledger's commit, which is one `fdatasync`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from xce_nodeagent.binding import answer, place, planner
 from xce_nodeagent.binding.book import Book
@@ -24,15 +24,22 @@ from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import ReleaseConfig
+from xce_nodeagent.model.instance import DeviceNode, Instance
 from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.plan import AllowDevice
 from xce_nodeagent.provider import Provider
+
+
+def _not_at_all(instances: Iterable[Instance], nodes: Iterable[DeviceNode]) -> None:
+    """Look at no node: where nothing is on a disk."""
 
 
 class Lifecycle:
     """All bindings of this host, from the first prepare to the last trace.
 
     `inventory` gives the current one; `mounted` is where the cgroup hierarchies are
-    (host.cgroup.mounts).
+    (host.cgroup.mounts). `look_at_nodes` raises Unhealthy where a node on disk is not what is
+    granted: it gets the instances, and all nodes; it is on the path of a prepare.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Lifecycle:
         clock: Callable[[], float],
         uptime: Callable[[], float],
         release: ReleaseConfig,
+        look_at_nodes: Callable[[Iterable[Instance], Iterable[DeviceNode]], None] = _not_at_all,
     ) -> None:
         self.ledger = ledger
         self.book: Book = ledger.book
@@ -85,6 +93,7 @@ class Lifecycle:
         self._parts = parts
         self._mounted = mounted
         self._clock = clock
+        self._look_at_nodes = look_at_nodes
 
     # ---- prepare ----------------------------------------------------------------------------
 
@@ -124,6 +133,12 @@ class Lifecycle:
                 ports_in_use=self._parts.in_use(divisible) if divisible else frozenset(),
             )
             before = self.book.live.get(key)
+            if self.site.policy == "required":
+                ids = set(event.instances) - set(before.instances if before else ())
+                self._look_at_nodes(
+                    [one for one in inventory.instances if one.id in ids],
+                    [step.node for step in event.plan.steps if isinstance(step, AllowDevice)],
+                )
             binding = self.ledger.commit(event)
             assert binding is not None  # noqa: S101  # these two events always leave a binding
             await self._carry_out(binding, before)

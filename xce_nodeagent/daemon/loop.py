@@ -28,6 +28,7 @@ from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
 from xce_nodeagent.daemon.foreign import foreign
+from xce_nodeagent.daemon.nodes import Nodes
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.selector import Placement
@@ -224,6 +225,7 @@ class Daemon:
             clock=time.time,
             uptime=self._host.uptime,
             release=self._config.release,
+            look_at_nodes=Nodes(self._host).look,
         )
         self._lifecycle = lifecycle
         # From before the look at what is bound: what comes in between is seen then.

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from xce_nodeagent.host import Host, fact, nvidia, nvml, pci
+from xce_nodeagent.host import Host, fact, node, nvidia, nvml, pci
 from xce_nodeagent.model import environment, nvlink, share
 from xce_nodeagent.model.cut import Cut
 from xce_nodeagent.model.instance import AttributeValue, Instance, ResourceType
@@ -111,7 +111,14 @@ def _shared(host: Host, machine: _Machine) -> tuple[Instance, ...]:
     """Give all instances, with the shares that the configuration declares."""
     instances = tuple(machine.instances())
     # The FIFO that clients write to (CUDA MPS, "CUDA_MPS_PIPE_DIRECTORY").
-    return share.divided(instances, host.mps, lambda where: "control" in host.names(where))
+    shared = share.divided(instances, host.mps, lambda where: "control" in host.names(where))
+    return tuple(_on_disk(host, one) for one in shared) if host.live else shared
+
+
+def _on_disk(host: Host, one: Instance) -> Instance:
+    """Mark what a job could not open, or could take for another's: its node on disk is wrong."""
+    why = node.faults(host, one.devices) if one.healthy else ""
+    return structs.replace(one, healthy=False, reason=why) if why else one
 
 
 _STATES: Mapping[str, Any] = {"none": "none", "not_yet": "not_yet", "error": "error"}
