@@ -121,8 +121,9 @@ def reboot() -> Callable[[Any], None]:
 # ---- a host with NVIDIA's driver, as far as the agent can see -----------------------------------
 
 H100 = "name=NVIDIA_H100_80GB_HBM3 memory=85520809984 cc=9.0"
-MINORS = 200
-"""Where the minors of the stand-in's cards begin: far beyond those of any real card."""
+MINORS = 200 + 8 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+"""Where the minors of the stand-in's cards begin: far beyond those of any real card, and others
+for each process that runs tests, because their nodes are in the one /dev."""
 
 
 @pytest.fixture(scope="session")
@@ -149,6 +150,8 @@ class Driver:
         (proc / "nvidia").mkdir(parents=True)
         (proc / "nvidia" / "version").write_text("NVRM version: 550.54.15\n", "ascii")
         (proc / "nvidia-caps").mkdir()
+        self._made: list[Path] = []
+        self._nodes()
         self._minors(proc / "nvidia-caps" / "mig-minors")
         text = Path("/proc/devices").read_text("ascii")
         kept = [line for line in text.splitlines() if "nvidia" not in line]
@@ -161,6 +164,29 @@ class Driver:
             "XCE_NVML_DATA": str(self.data),
         }
         _cover(running, {"/proc/devices": devices, "/proc/driver": proc})
+
+    def _nodes(self) -> None:
+        """Make the nodes of the cards and of their slices, as the driver's programs do."""
+        caps = Path("/dev/nvidia-caps")
+        caps.mkdir(exist_ok=True)
+        first, last = 3 + 135 * MINORS, 3 + 135 * (MINORS + 4)
+        wanted = {Path(f"/dev/nvidia{minor}"): (195, minor) for minor in range(MINORS, MINORS + 4)}
+        wanted |= {caps / f"nvidia-cap{minor}": (234, minor) for minor in range(first, last)}
+        for path, (major, minor) in wanted.items():
+            if not path.exists():
+                self._made.append(path)
+                os.mknod(path, 0o020600, os.makedev(major, minor))
+
+    def close(self) -> None:
+        """Take the nodes away again."""
+        for path in self._made:
+            path.unlink(missing_ok=True)
+        for node in self.nodes.iterdir() if self.nodes.exists() else ():
+            node.unlink()
+        if self.nodes.exists():
+            self.nodes.rmdir()
+        with contextlib.suppress(OSError):  # others have theirs in it
+            os.rmdir("/dev/nvidia-caps")
 
     @staticmethod
     def _minors(path: Path) -> None:
@@ -217,11 +243,10 @@ def card(bus: str, uuid: str, place: int, more: str = "mig=0") -> str:
 def driver(agent: Any, library: Path) -> Iterator[Driver]:
     """A driver that the agent meets when it is started anew: `driver.start(...)`."""
     driver = Driver(agent, library)
-    yield driver
-    for node in driver.nodes.iterdir() if driver.nodes.exists() else ():
-        node.unlink()
-    if driver.nodes.exists():
-        driver.nodes.rmdir()
+    try:
+        yield driver
+    finally:
+        driver.close()
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def test_the_driver_loads_late(driver, gpu, refused, eventually):
     agent = driver.running
     driver.start("init 9")
     assert problem(agent)["state"] == "not_yet"
-    assert set(problem(agent)["types"]) == {"gpu", "mig"}
+    assert {"gpu", "mig"} <= set(problem(agent)["types"])
     for ask in (
         {"request": "rusage[gpu=1]"},
         {"instances": ["GPU-a"]},

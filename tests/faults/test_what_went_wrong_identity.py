@@ -35,7 +35,9 @@ def test_the_index_is_used_as_the_minor(driver, gpu, in_job):
     driver.start(gpu("1B", "GPU-a", 2), gpu("43", "GPU-b", 0), gpu("C3", "GPU-c", 1))
     answer = agent.call("Prepare", job="1", instances=["GPU-a"])
     assert answer["env"]["XCE_GPU_INDEXES"] == "0"
-    assert answer["env"]["XCE_GPU_MINORS"] == "202"
+    minors = [one["devices"][0]["minor"] for one in driver.cards().values()]
+    assert minors == [minors[1] + 2, minors[1], minors[1] + 1]
+    assert answer["env"]["XCE_GPU_MINORS"] == str(minors[0])
     inside = in_job(answer["cgroup"]["v2"])
     opened = {name: inside.opens(driver.node(name)) for name in driver.cards()}
     assert opened == {"GPU-a": "ENXIO", "GPU-b": "EPERM", "GPU-c": "EPERM"}
