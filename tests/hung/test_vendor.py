@@ -32,12 +32,12 @@ class Library:
         self._answers.pop(0).set_exception(NotReady("it was killed"))
 
 
-def play(scene):
+def play(scene, patience=0.01):
     """Run a scene with a library, an impatient vendor, and the scans that it asks for."""
 
     async def run():
         library, scans = Library(), asyncio.Semaphore(0)
-        vendor = Vendor(library, scans.release, patience=0.01, retry=0.01)
+        vendor = Vendor(library, scans.release, patience=patience, retry=0.01)
         try:
             async with asyncio.timeout(20):
                 await scene(library, vendor, scans)
@@ -118,6 +118,21 @@ def test_a_prober_that_is_lost_is_replaced_by_itself_and_asked_again():
         assert (await vendor.ask())[0] == "found"
 
     play(scene)
+
+
+def test_a_fabric_that_is_coming_up_is_looked_at_until_it_is_there():
+    async def scene(library, vendor, scans):
+        for state in ("not_started", "in_progress", "completed"):
+            asked = asyncio.ensure_future(vendor.ask())
+            await library.came.acquire()
+            library.answers(devices=[{"fabric_state": state}, 7])
+            await asked
+            if state == "completed":
+                assert vendor._again.when() < asyncio.get_running_loop().time()
+                return
+            await scans.acquire()  # by itself, soon
+
+    play(scene, patience=20)
 
 
 def test_after_what_it_is_asked_and_after_what_not():

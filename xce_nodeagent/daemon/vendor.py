@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from xce_nodeagent.errors import AgentError
+from xce_nodeagent.host import fact
 from xce_nodeagent.host.event import AGAIN, ALL, Event
 from xce_nodeagent.privileged.ops import Probe
 
@@ -137,6 +138,8 @@ class Vendor:
                 self._ask_later()
                 return "error", f"the prober does not answer: {error.message}", {}
             self._pause = self._retry
+            if fact.pending(answer.facts):
+                self._ask_later()
             hung = answer.facts.get("hung", "")
             known = hung in self._hung if isinstance(hung, str) else True
             if not hung or known or len(self._hung) >= HUNG_LIMIT:
@@ -145,7 +148,7 @@ class Vendor:
             self._hung.add(hung)
 
     def _ask_later(self) -> None:
-        """Nobody knows over what the prober was lost, and no event tells when there is one."""
+        """No event tells when there is a prober again, or when a fabric has come up."""
         if self._again is not None:
             self._again.cancel()
         self._again = asyncio.get_running_loop().call_later(self._pause, self._answered)

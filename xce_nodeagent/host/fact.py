@@ -121,6 +121,15 @@ def checked(facts: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
+def pending(facts: Mapping[str, Any]) -> bool:
+    """Say whether the answer will be another one soon, though no event says when."""
+    devices = facts.get("devices", ())
+    return isinstance(devices, list | tuple) and any(
+        isinstance(one, dict) and one.get("fabric_state") in ("not_started", "in_progress")
+        for one in devices[:_CARDS]
+    )
+
+
 def _device_checked(one: Any) -> dict[str, Any]:
     try:
         device: dict[str, Any] = msgspec.to_builtins(msgspec.convert(one, _Device))
