@@ -326,6 +326,60 @@ def test_placement_takes_a_cards_own_nic_where_another_is_as_near() -> None:
     assert choose(both, parse("rusage[nic=1]"), near={pair}).instances == (own,)
 
 
+def of_two_ports(*, beside: bool) -> Inventory:
+    """Give a host of two sockets with four GPUs and two cards of two ports each.
+
+    Below each of its switches are two GPUs; one card of each socket is there too, if `beside`.
+    """
+    pci: dict[str, Any] = {}
+    cards = []
+    for node in (0, 1):
+        for at in range(4):
+            bus = 0x80 * node + 0x20 * (at // 2 + 1)
+            cards.append(card(below(pci, bus, f"0000:{bus + 1 + at % 2:02x}:00.0", node)))
+        for place in (0, 1):
+            bus = 0x80 * node + 0x20 * (place + 1)
+            for port in (0, 1):
+                address = f"0000:{bus + 5:02x}:00.{port}"
+                if place and beside:
+                    below(pci, bus, address, node)
+                else:
+                    pci[address] = function(f"pci0000:{bus + 4:02x}", f"{bus}-port", numa=node)
+                cards.append(card(address, "nic", **CONNECTX))
+    return machine(cards, pci)
+
+
+def test_ports_are_rails_where_there_is_one_for_each_gpu() -> None:
+    found = rails(of_two_ports(beside=True))
+    nics = ("0000:25:00.0", "0000:25:00.1", "0000:45:00.0", "0000:45:00.1",
+            "0000:a5:00.0", "0000:a5:00.1", "0000:c5:00.0", "0000:c5:00.1")  # fmt: skip
+    assert found.nics == {nic: rail for rail, nic in enumerate(nics)}
+    assert list(found.gpus.values()) == list(range(8))
+    # Below the same switch as the two GPUs whose rails they are.
+    assert (found.gpus["0000:41:00.0"], found.gpus["0000:42:00.0"]) == (2, 3)
+
+
+def test_as_many_ports_as_gpus_are_no_rails_if_none_is_beside_one() -> None:
+    assert rails(of_two_ports(beside=False)) == Rails()
+
+
+def test_a_card_of_two_ports_below_the_switch_of_two_gpus_has_a_rail_for_each() -> None:
+    pci: dict[str, Any] = {}
+    cards = []
+    for bus in (0x20, 0x40):
+        cards += [card(below(pci, bus, f"0000:{bus + at:02x}:00.0")) for at in (1, 2)]
+        ports = (f"0000:{bus + 5:02x}:00.{port}" for port in (0, 1))
+        cards += [card(below(pci, bus, port), "nic", **CONNECTX) for port in ports]
+    function_of_one = card("0000:45:00.4", "nic", physical_function="0000:45:00.1", **CONNECTX)
+    below(pci, 0x40, "0000:45:00.4")
+    found = rails(machine([*cards, function_of_one], pci))
+    assert found.nics == {
+        "0000:25:00.0": 0, "0000:25:00.1": 1,
+        "0000:45:00.0": 2, "0000:45:00.1": 3, "0000:45:00.4": 3,
+    }  # fmt: skip
+    assert found.gpus["0000:42:00.0"] == 3
+
+
 # ---- machines that were recorded --------------------------------------------------------------
 
 

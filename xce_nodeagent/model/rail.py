@@ -11,15 +11,17 @@ NIC for storage may stand below the same switch. So:
    cards for each GPU: one each, or one for two, ... Two NICs are of one kind if vendor and model
    are equal; where such a kind has too many somewhere, also board, then ports on the card, then
    whether it is part of a bond, then whether it knows RDMA. Speed and link layer are no hints:
-   ports are configured and unplugged.
+   ports are configured and unplugged. Where cards are fewer than GPUs, and have a port for each,
+   ports are taken in place of cards.
 3. Below switches most groups must be so, and the others may lack a card: a NIC that is gone takes
    no number from the others. Without switches all must be so, each NIC must know RDMA, and by
-   NUMA node there must be a NIC for each GPU.
+   NUMA node there must be a NIC for each GPU; of ports, one of the kind must be beside a GPU.
 4. Of several kinds that fit, the one that knows RDMA and is faster; if that is no answer, none.
 
 Rail k is that of the k-th GPU in PCI order (of the k-th two, where two share a NIC); in a group
-NICs follow in PCI order. All ports of a card, and its virtual functions, are on its rail. What
-remains unsure has no rail: a group that has too many or, with several GPUs, too few of the kind.
+NICs follow in PCI order. All ports of a card are on its rail, but where they were taken by
+themselves, and virtual functions on that of their port. What remains unsure has no rail: a group
+that has too many or, with several GPUs, too few of the kind.
 One NIC for the whole host is no rail.
 """
 
@@ -248,7 +250,10 @@ def _fitting(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> list[K
                 for card in group:
                     kind = kinds.setdefault(hints[card.first.id][:count], {})
                     kind.setdefault(key, []).append(card)
-            fitting = (_fit(gpus, groups, level, strict=strict) for groups in kinds.values())
+            fitting = (
+                _fit(gpus, _ports(gpus, groups, layout, level) or groups, level, strict=strict)
+                for groups in kinds.values()
+            )
             if found := [kind for kind in fitting if kind]:
                 return found
     return []
@@ -266,6 +271,24 @@ def _fit(gpus: Groups, nics: Groups, level: Level, *, strict: bool) -> Kind | No
         fits = count == len(gpus) and all(card.rdma for card in cards)
         fits = fits and (share >= 1 or level is not _on_node)
     return Kind(nics, share) if fits else None
+
+
+def _ports(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> Groups:
+    """Give the ports of cards, each as a card, if every group has one for each GPU, else none.
+
+    By NUMA node alone that says little: a socket often has as many ports as GPUs. So one must be
+    where only a NIC for GPUs is.
+    """
+    ports = {
+        key: [Card((one,)) for card in group for one in card.functions]
+        for key, group in nics.items()
+    }
+    fewer = all(len(group) < len(gpus[key]) for key, group in nics.items())
+    if not fewer or any(len(group) != len(gpus[key]) for key, group in ports.items()):
+        return {}
+    beside = {_below_port(layout.site(card.first.id)) for group in gpus.values() for card in group}
+    places = {_below_port(layout.site(port.first.id)) for group in ports.values() for port in group}
+    return ports if level is not _on_node or (beside & places) - {None} else {}
 
 
 # ---- numbers ---------------------------------------------------------------------------------
