@@ -46,6 +46,26 @@ def test_iwarp_is_ethernet_with_an_rdma_device(machine: Any) -> None:
     assert (nic.text("nic_kind"), nic.text("rdma_device")) == ("ethernet", "irdma0")
 
 
+@pytest.mark.parametrize(
+    ("code", "rdma", "kind"),
+    [
+        ("0x020000", False, "ethernet"),
+        ("0x020000", True, "roce"),
+        ("0x020700", True, "infiniband"),
+        ("0x028000", False, ""),
+    ],
+)
+def test_the_pci_class_tells_where_no_link_layer_is_told(
+    machine: Any, code: str, rdma: bool, kind: str
+) -> None:
+    """Recorded machines lack it often."""
+    device = machine.function(A, **{"class": code})
+    machine.netdev("net0", device, type="")
+    if rdma:
+        machine.rdma("mlx5_0", device, layer="", node_type="")
+    assert machine.nics()[A].text("nic_kind") == kind
+
+
 def test_infiniband_is_up_when_its_port_is(machine: Any) -> None:
     """Nobody has to configure IP on a rail for MPI to use it."""
     device = machine.function(A, **{"class": "0x020700"})

@@ -85,6 +85,9 @@ KINDS = {
 }
 """By driver, or by model: what the link layer does not tell."""
 
+_BY_CLASS = {0x0200: "ethernet", 0x0207: "infiniband"}
+"""By PCI class; ConnectX cards change theirs with their link layer."""
+
 
 class Nics:
     """The provider."""
@@ -219,7 +222,10 @@ class _Look(Struct, frozen=True, kw_only=True):
             yield "default_route", True
 
     def _kind(self, card: Interface | None, port: RdmaPort | None, place: pci.Place | None) -> str:
-        """Say what it is, by its driver and model, its RDMA port, its interface, in this order."""
+        """Say what it is, by its driver and model, its RDMA port, its interface, its PCI class.
+
+        In this order. The class counts where neither port nor interface tells a link layer.
+        """
         if place:
             if place.address in self.slingshot:
                 return "slingshot"
@@ -234,7 +240,11 @@ class _Look(Struct, frozen=True, kw_only=True):
             # RNIC is iWARP, which is no RoCE; nor are Cisco's usNIC and what does not say.
             if port.link_layer == "ethernet" and port.node_type in ("CA", ""):
                 return "roce"
-        return card.link_layer if card else ""
+        if (card and card.link_layer) or (port and port.link_layer) or not place:
+            return card.link_layer if card else ""
+        code = self.host.number(f"/sys/bus/pci/devices/{place.address}/class") or 0
+        kind = _BY_CLASS.get(code >> 8, "")
+        return "roce" if port and kind == "ethernet" and port.node_type in ("CA", "") else kind
 
 
 def _pairs(
