@@ -75,7 +75,7 @@ def inventory(
         session.show_json(described())
         return
     if sysroot is not None:
-        _expect_machine(sysroot)
+        expect_machine(sysroot)
     if anonymize and record is None:
         raise click.UsageError("--anonymize is for --record DIR")
     if record is not None:
@@ -95,11 +95,11 @@ def inventory(
     elif svg is not None:
         from xce_nodeagent.cli.picture.svg import page as drawn  # noqa: PLC0415  # the same
 
-        _put(session, "--svg", svg, drawn(found))
+        put(session, "--svg", svg, drawn(found))
     elif html is not None:
         from xce_nodeagent.cli.picture.html import page  # noqa: PLC0415  # the same
 
-        _put(session, "--html", html, page(found))
+        put(session, "--html", html, page(found))
     elif tree:
         from xce_nodeagent.cli.tree import inventory_tree  # noqa: PLC0415  # rich takes its time
 
@@ -144,7 +144,7 @@ def _record(session: Session, folder: str, sysroot: str | None, *, anonymize: bo
     session.show("\n".join(map(name.printable, lines)))
 
 
-def _put(session: Session, option: str, file: str, text: str) -> None:
+def put(session: Session, option: str, file: str, text: str) -> None:
     """Write to a file, or to stdout for `-`. A file that is there is replaced as a whole."""
     if file == "-":
         session.show(text)
@@ -156,7 +156,8 @@ def _put(session: Session, option: str, file: str, text: str) -> None:
         raise BadRequest(f"{option} {file!r}: {why}; name a file that can be written") from error
 
 
-def _expect_machine(sysroot: str) -> None:
+def expect_machine(sysroot: str) -> None:
+    """Raise BadRequest where a folder has nothing of a machine in it."""
     parts = ("sys", "proc", "dev")
     if not (sysroot and any(os.path.isdir(f"{sysroot}/{part}") for part in parts)):
         raise BadRequest(f"--sysroot {sysroot!r}: expected a folder with sys, proc and dev in it")

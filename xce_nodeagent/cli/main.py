@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "run": ("agent:run", "Run the agent and its helpers."),
     "doctor": ("agent:doctor", "Look at everything that the agent depends on."),
     "inventory": ("inventory:inventory", "Show this host's instances, and who holds them."),
+    "export": ("export:export", "Print the inventory as another program reads it."),
     "prepare": ("binding:prepare", "Bind instances to a job."),
     "release": ("binding:release", "Release what a job holds."),
     "join": ("binding:join", "Move a process into a job's cgroup."),
