@@ -103,6 +103,17 @@ def _chromium() -> str:
     return "" if shutil.which("chromium") else "needs chromium"
 
 
+def _slurm() -> str:
+    return _root() or ("" if shutil.which("slurmd") else "needs slurmd")
+
+
+def _podman() -> str:
+    missing = [tool for tool in ("podman", "crun") if not shutil.which(tool)]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    return _root() or _cc() or _may_unshare("--mount")
+
+
 def _plain() -> str:
     return "" if os.geteuid() else "needs a plain user"
 
@@ -127,6 +138,8 @@ NEEDS: dict[str, Callable[[], str]] = {
     "recorded": _recorded,
     "lstopo": _lstopo,
     "umockdev": _umockdev,
+    "slurm": _slurm,
+    "podman": _podman,
 }
 
 # The machine is shared and slow at times: a deadline for one example would fail by chance.

@@ -24,7 +24,7 @@ from xce_nodeagent.model.inventory import Inventory
 DRIVER = "xce.io"
 _API = "resource.k8s.io/v1"
 _LABEL = 63  # characters of a DNS label (RFC 1123)
-_TEXT = 64  # of a string or a version
+_TEXT = 64  # bytes of a string or a version, as the API server counts
 _FACTS = 32  # attributes and capacities of a device
 _DEVICES = 64  # in a slice, where there are taints or counters; else 128
 _SETS = 8  # counter sets in a slice
@@ -157,19 +157,18 @@ def _attributes(one: Instance) -> Iterator[tuple[str, dict[str, Any]]]:
     A text that is longer than the API takes is left out, for half of it would be wrong; a reason,
     which is for people, is cut.
     """
-    yield "type", {"string": one.type[:_TEXT]}
-    if len(one.id) <= _TEXT:
-        yield "id", {"string": one.id}
     if reason := one_line(one.reason):
-        yield "reason", {"string": reason if len(reason) <= _TEXT else f"{reason[: _TEXT - 1]}…"}
+        yield "reason", {"string": _cut(reason)}
+    for key, text in (("type", one.type), ("id", one.id)):
+        if value := _typed(key, text):
+            yield key, value
     known = [*_QUALIFIED, *_NAMES, "uuid", "numa_node"]
     order = sorted(one.attributes, key=lambda key: (known.index(key) if key in known else 99, key))
     for key in order:
         if key in _CAPACITIES:
             continue
         name = _QUALIFIED.get(key) or _NAMES.get(key) or _camel(key)
-        value = _typed(key, one.attributes[key])
-        if name and value:
+        if name and (value := _typed(key, one.attributes[key])):
             yield name, value
 
 
@@ -183,7 +182,19 @@ def _typed(key: str, value: AttributeValue) -> dict[str, Any]:
     text = str(value)
     if key in _VERSIONS and (version := semantic(text)):
         return {"version": version}
-    return {"string": text} if 0 < len(text) <= _TEXT else {}
+    return {"string": text} if 0 < _size(text) <= _TEXT else {}
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _cut(text: str) -> str:
+    """Cut a text to what a string may have, and show that it was."""
+    if _size(text) <= _TEXT:
+        return text
+    room = _TEXT - _size("…")
+    return text.encode("utf-8", "replace")[:room].decode("utf-8", "ignore") + "…"
 
 
 def semantic(text: str) -> str:

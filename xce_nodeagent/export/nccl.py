@@ -14,23 +14,34 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from msgspec import structs
+
 from xce_nodeagent.export.cpus import listed, mask
 from xce_nodeagent.export.offer import in_bus_order
+from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.nvlink import HIDDEN
 
 _NVSWITCH = "0x068000"
 _NO_ADDRESS = "fffffff:ffff:ff"  # what NVML tells of a switch that it hides
-_CARDS = ("gpu", "accelerator")
+_PLACED = ("02", "03", "12")  # PCI base classes: network, display, accelerator
 
 
 def topology(inventory: Inventory) -> str:
-    """Give the XML of a host's cards, its NICs, and the switches between them."""
+    """Give the XML of a host's cards, its NICs, and the switches between them.
+
+    Also of what is no instance, such as a card that nobody knows: NCCL takes what it needs.
+    """
     writer = _Writer(inventory)
-    for one in in_bus_order(inventory.instances):
-        if one.type in (*_CARDS, "nic") and one.text("pci_address"):
-            writer.add(one)
+    every = [one for one in in_bus_order(inventory.instances) if one.text("pci_address")]
+    told = inventory.topology.get("pci", {})
+    strange = [at for at in told if str(told[at].get("class", ""))[:2] in _PLACED]
+    known = [one.text("pci_address") for one in every if one.type in ("gpu", "accelerator", "nic")]
+    for address in sorted({*strange, *known}, key=lambda at: at.rjust(16, "0")):
+        writer.place(address)
+    for one in every:
+        writer.describe(one)
     ET.indent(writer.system)
     return ET.tostring(writer.system, encoding="unicode") + "\n"
 
@@ -46,20 +57,35 @@ class _Writer:
         self._bridges: Mapping[str, Any] = inventory.topology.get("bridges", {})
         self._places: dict[str, ET.Element] = {}
         self._gpus = 0
+        at = {one.text("pci_address"): one for one in inventory.instances}
+        nobody = Instance(id="", type="", provider="")
+        self._layout = Layout(
+            inventory.topology,
+            {
+                address: at.get(address)
+                or structs.replace(nobody, id=address, attributes={"pci_address": address})
+                for address in {*self._functions, *at}
+            },
+        )
 
-    def add(self, one: Instance) -> None:
-        """Add an instance at its function; others may be there already (parts, ports)."""
-        address = one.text("pci_address")
-        site = self._inventory.layout.site(one.id)
+    def place(self, address: str) -> None:
+        """Add a function below its NUMA node and its switches."""
+        site = self._layout.site(address)
         here = self._cpu(site.numa)
         for switch in site.switches:
             above = site.path[site.path.index(switch) - 1]
             here = self._pci(here, switch, self._bridges.get(switch, {}), above)
         above = site.path[-1] if site.path else ""
-        pci = self._pci(here, address, self._functions.get(address, {}), above)
+        self._pci(here, address, self._functions.get(address, {}), above)
+
+    def describe(self, one: Instance) -> None:
+        """Say what an instance is, at its function; others may be there already (parts, ports)."""
+        pci = self._places.get(one.text("pci_address"))
+        if pci is None:
+            return
         if one.type == "nic":
             self._net(pci, one)
-        elif pci.find("gpu") is None and one.type == "gpu":
+        elif one.type == "gpu" and pci.find("gpu") is None:
             self._gpu(pci, one)
 
     def _cpu(self, numa: int) -> ET.Element:
