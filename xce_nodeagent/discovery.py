@@ -149,7 +149,8 @@ def _gather(
         if found.state != "found":
             unsure = () if found.state == "none" else _types_of(provider, previous)
             problems.append(Problem(provider.name, found.state, found.reason, unsure))
-        problems += [Problem(provider.name, "error", fault) for fault in found.faults]
+        unsure = _types_of(provider, previous)
+        problems += [Problem(provider.name, "error", fault, unsure) for fault in found.faults]
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
         elif found.lost:

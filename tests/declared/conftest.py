@@ -78,6 +78,17 @@ class Declaring:
         draft.chmod(0o644)
         draft.rename(self.files / name)
 
+    def body(self, script: str) -> None:
+        """Say what the reporter does, from its next time on."""
+        self.put("body", script.encode())
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file beside the configuration, at once."""
+        draft = self.running.folder / "draft"
+        draft.write_bytes(data)
+        draft.chmod(0o644)
+        draft.rename(self.running.folder / name)
+
     def call(self, method: str, **parameters: Any) -> Any:
         return self.running.call(method, **parameters)
 
@@ -118,8 +129,41 @@ def agent(mount: Path) -> Iterator[Declaring]:
         yield found
 
 
-@pytest.fixture
-def agent2(cgroup2_mount: Path) -> Iterator[Declaring]:
-    """An agent of cgroup v2."""
+REPORTER = """[reporter]
+program = ["{folder}/probe"]
+user = "daemon"
+interval_seconds = 1
+timeout_seconds = 2
+nodes = ["/dev/xce-declared-{pid}-*/probe*"]
+"""
+
+
+@pytest.fixture(scope="module")
+def _steady(cgroup2_mount: Path) -> Iterator[Declaring]:
+    """An agent of cgroup v2 with a reporter that is what `body` says, for all tests of a file."""
     with _declaring(cgroup2_mount) as found:
+        found.running.stop()
+        folder = found.running.folder
+        probe = folder / "probe"
+        probe.write_text(f"#!/bin/sh\ncd {folder} && exec sh ./body\n", "utf-8")
+        probe.chmod(0o755)
+        found.body("echo '{}'")
+        found.running.extra = REPORTER.format(folder=folder, pid=os.getpid())
+        found.running.start()
         yield found
+
+
+@pytest.fixture
+def agent2(_steady: Declaring) -> Iterator[Declaring]:
+    """That agent; what the test declared and prepared is taken back."""
+    yield _steady
+    _steady.call("Reconcile", jobs=[])
+    _steady.becomes(lambda: not _steady.call("ListBindings")["bindings"])
+    for file in _steady.files.glob("*"):
+        file.unlink()
+    _steady.body("echo '{}'")
+    own = ("declared", "reported")
+    _steady.becomes(
+        lambda: not any(i["provider"] in own for i in _steady.call("GetInventory")["instances"])
+    )
+    _steady.becomes(lambda: not _steady.problems("declared") + _steady.problems("reported"))

@@ -68,6 +68,28 @@ def test_what_comes_goes_and_comes_as_something_else_is_seen(agent2, nodes, refu
     agent2.becomes(lambda: "it is no device" in agent2.instance("fpga0")["reason"])
 
 
+def test_a_link_that_leads_elsewhere_is_followed(agent2, nodes, in_job):
+    """As udev's are, when a thing is plugged in again and has another number."""
+    before, after = nodes.make("p/1", 1), nodes.make("p/2", 2)
+    link = nodes.folder / "dongle"
+    link.symlink_to("p/1")
+    agent2.write("f.toml", fpga("dongle", link))
+    agent2.becomes(lambda: agent2.instance("dongle"))
+    answer = agent2.call("Prepare", job="1", instances=["dongle"])
+    assert answer["env"]["XCE_NODES_FPGA"] == before
+    job = in_job(*answer["cgroup"].values())
+    assert job.opens(str(link)) == "ENXIO"
+    job.end()
+    agent2.call("Release", job="1")
+    agent2.becomes(lambda: not agent2.call("ListBindings")["bindings"])
+    (nodes.folder / "other").symlink_to("p/2")
+    (nodes.folder / "other").rename(link)
+    agent2.becomes(lambda: agent2.instance("dongle")["devices"][0]["path"] == after)
+    answer = agent2.call("Prepare", job="2", instances=["dongle"])
+    job = in_job(*answer["cgroup"].values())
+    assert job.opens(str(link)) == "ENXIO"
+
+
 def test_a_file_with_faults_costs_its_own_instances(agent2, nodes):
     agent2.write("good.toml", fpga("fpga0", nodes.make("c0", 0)))
     agent2.write("bad.toml", fpga("fpga1", nodes.make("c1", 1), 'colour = "red"\nnuma_node = -1'))
@@ -115,15 +137,16 @@ def test_a_file_that_others_can_write_counts_for_nobody(agent2, nodes):
     assert any("others can write to it" in one for one in agent2.problems())
 
 
-def test_a_binder_that_is_new_knows_what_is_declared(agent2, nodes, in_job):
+@pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+def test_a_binder_that_is_new_knows_what_is_declared(agent, nodes, in_job):
     """It is killed while a job holds a declared node, and the fence holds with the next one."""
     one, two = nodes.make("f0", 0), nodes.make("f1", 1)
-    agent2.write("fpga.toml", fpga("fpga0", one) + fpga("fpga1", two))
-    agent2.becomes(lambda: agent2.instance("fpga1"))
-    answer = agent2.call("Prepare", job="1", instances=["fpga0"])
-    agent2.running.kill()
-    agent2.running.start()
-    again = agent2.call("Prepare", job="2", instances=["fpga1"])
+    agent.write("fpga.toml", fpga("fpga0", one) + fpga("fpga1", two))
+    agent.becomes(lambda: agent.instance("fpga1"))
+    answer = agent.call("Prepare", job="1", instances=["fpga0"])
+    agent.running.kill()
+    agent.running.start()
+    again = agent.call("Prepare", job="2", instances=["fpga1"])
     first, second = (in_job(*a["cgroup"].values()) for a in (answer, again))
     assert [first.opens(one), first.opens(two)] == ["ENXIO", "EPERM"]
     assert [second.opens(one), second.opens(two)] == ["EPERM", "ENXIO"]

@@ -22,6 +22,7 @@ from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import Host, cgroup
 from xce_nodeagent.model.config import AgentConfig, Config
 from xce_nodeagent.model.inventory import Inventory, advance
+from xce_nodeagent.model.site import Reported
 from xce_nodeagent.model.wire import Check
 from xce_nodeagent.providers import all_providers
 
@@ -49,7 +50,7 @@ def _look(config: Config, sysroot: str | None = None) -> Inventory:
     if sysroot is None:
         host.site = site(config, places(os.environ, None), os.geteuid())
         if config.reporter.program:
-            host.report = lambda: ("none", "only the agent runs the site's reporter", b"")
+            host.report = lambda: Reported("none", "only the agent runs the site's reporter")
     found, _, _ = advance(scan(host, all_providers()), {}, 0)
     return found
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pwd
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,6 +69,18 @@ def site(config: Config, where: Places, *owners: int) -> Site:
     if not config.declared.directory:
         folder += "instances.d"
     return Site(folder, frozenset({0, *owners}), config.reporter.nodes)
+
+
+def check_reporter(config: Config, name: str) -> None:
+    """Raise BadConfig where the reporter's user is nobody that there is; `name` is the file's."""
+    user = config.reporter.user
+    if not config.reporter.program:
+        return
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        fault = f"{name}: [reporter] user = {user!r}: there is no such account"
+        raise BadConfig(fault, faults=[fault]) from None
 
 
 def check_owner(where: Places, agent: int) -> None:

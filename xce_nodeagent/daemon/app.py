@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from xce_nodeagent.daemon import roots
-from xce_nodeagent.daemon.account import Places, claimed, load, make_folders, places, site
+from xce_nodeagent.daemon.account import (
+    Places,
+    check_reporter,
+    claimed,
+    load,
+    make_folders,
+    places,
+    site,
+)
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import cgroup
 from xce_nodeagent.model.config import Config
@@ -57,6 +65,7 @@ def main(*, config: str | None, simulate: str, verbose: bool) -> int:
     if wrong := unknown_profile("" if simulate else where.config, settings.simulate.profile):
         raise BadConfig(wrong)
     roots.check(settings, cgroup.hierarchies(), where.config)
+    check_reporter(settings, where.config)
     _log_to_stderr(verbose)
     return _run(settings, where, simulate)
 

@@ -20,12 +20,12 @@ from xce_nodeagent.privileged.ops import Taken
 
 
 class Examined(Struct, frozen=True, kw_only=True):
-    """What is looked at. `helpers` are the binder, the prober and the witness."""
+    """What is looked at. `helpers` are the binder, the prober, the witness, and others."""
 
     config: Config
     enforced: bool
     taken: Taken | None
-    helpers: tuple[Helper, Helper, Helper]
+    helpers: tuple[Helper, ...]
     ledger: Ledger
     lifecycle: Lifecycle
     inventory: Inventory | None
@@ -42,7 +42,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         repaired = doctor.repairs(await it.upkeep.repair())
     # What asks helpers comes first: whether there are any is known then.
     differing = await verification.compare()
-    binder, _, witness = it.helpers
+    binder, _, witness = it.helpers[:3]
     strangers = await doctor.strangers(book, it.managed, witness)
     no_binder = binder.missing if it.enforced else ""
     return (

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from xce_nodeagent.daemon import roots
-from xce_nodeagent.daemon.account import check_owner, load, places, site
+from xce_nodeagent.daemon.account import check_owner, check_reporter, load, places, site
 from xce_nodeagent.errors import AgentError
 from xce_nodeagent.host import declared
 from xce_nodeagent.host.cgroup import Mount, hierarchies
@@ -29,6 +29,7 @@ from xce_nodeagent.privileged.inherited import close_inherited
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.prober import Prober
 from xce_nodeagent.privileged.role import Role
+from xce_nodeagent.privileged.runner import Runner
 from xce_nodeagent.privileged.serve import Log, Work, log_to_stderr
 from xce_nodeagent.privileged.supervisor import Door, Supervisor
 from xce_nodeagent.privileged.title import set_title
@@ -88,6 +89,7 @@ def _run(asked: argparse.Namespace, log: Log) -> int:
     config = load(where)
     mounted = hierarchies()
     roots.check(config, mounted, where.config)
+    check_reporter(config, where.config)
     root = os.geteuid() == 0
     agent = (
         credential.account(config.agent.user, credential.AGENT_UID).uid if root else os.geteuid()
@@ -227,7 +229,23 @@ def _roles(
             _WITNESS,
         ),
     )
-    return {role.name: role for role in roles}
+    found = {role.name: role for role in roles}
+    return found | {role.name: role for role in _runner(config)}
+
+
+def _runner(config: Config) -> Iterator[Role]:
+    """Give the role of the runner, only where the configuration names a program."""
+    reporter = config.reporter
+    if not reporter.program:
+        return
+    root = os.geteuid() == 0
+    owners = {0, os.geteuid()}
+
+    def runner(_: Log) -> Work:
+        return Runner(reporter.program, patience=reporter.timeout_seconds, owners=owners)
+
+    identity = credential.person(reporter.user) if root else None
+    yield Role("runner", ops.RunnerRequest, runner, seccomp.RUNNER, identity, programs=True)
 
 
 if __name__ == "__main__":

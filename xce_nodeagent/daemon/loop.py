@@ -23,6 +23,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
+from xce_nodeagent.daemon import reporting
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
@@ -31,6 +32,7 @@ from xce_nodeagent.daemon.foreign import foreign
 from xce_nodeagent.daemon.nodes import Nodes
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
+from xce_nodeagent.daemon.reporting import Reporting
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
@@ -39,7 +41,7 @@ from xce_nodeagent.daemon.vendor import LIBRARY_GRACE, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
-from xce_nodeagent.host.event import AGAIN, LIBRARY, LOST, Event
+from xce_nodeagent.host.event import AGAIN, LIBRARY, LOST, REPORTED, Event
 from xce_nodeagent.host.linkmonitor import LinkMonitor
 from xce_nodeagent.host.sitewatch import SiteWatch
 from xce_nodeagent.host.udev import Monitor
@@ -119,6 +121,10 @@ class Daemon:
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._vendor = Vendor(self.prober, self._ask)
         host.probe = lambda _: self._vendor.last
+        runner, pause = reporting.runner(config.reporter, self._supply)
+        self._reporting = Reporting(runner, lambda: self.changed(REPORTED), interval=pause)
+        host.report = (lambda: self._reporting.last) if runner else None
+        self._helpers = (self.binder, self.prober, self.witness, *((runner,) if runner else ()))
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
         self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
         self._executor = Executor(
@@ -272,6 +278,7 @@ class Daemon:
         server = Server(self.agent, self._listener, version=__version__, limits=Limits())
         server.start()
         self._watch()
+        self._reporting.start()
         self._upkeep = Upkeep(
             self.ledger,
             lifecycle.outcomes,
@@ -297,7 +304,8 @@ class Daemon:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self._vendor.close()
-        for helper in (self.binder, self.prober, self.witness):
+        self._reporting.close()
+        for helper in self._helpers:
             helper.close()
         self._supply.close()
         with contextlib.suppress(Enforcement):
@@ -360,8 +368,6 @@ class Daemon:
     def _report(self, inventory: Inventory) -> None:
         self._spawn(self._reporter.write(inventory))
 
-    # ---- small duties -----------------------------------------------------------------------
-
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -374,7 +380,7 @@ class Daemon:
             config=self._config,
             enforced=self._enforced,
             taken=self.taken,
-            helpers=(self.binder, self.prober, self.witness),
+            helpers=self._helpers,
             ledger=self.ledger,
             lifecycle=self._lifecycle,
             inventory=self.survey.current,

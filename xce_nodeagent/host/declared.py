@@ -93,6 +93,7 @@ def node(path: str) -> DeviceNode:
     """Give the character device behind a path below /dev; raise NoNode where there is none.
 
     Links are followed as udev makes them, in folders that are root's alone, and not out of /dev.
+    The node's path is where they led: what a link leads to may change under a job.
     """
     where = path
     try:
@@ -112,7 +113,8 @@ def node(path: str) -> DeviceNode:
         raise NoNode("it is a block device, and jobs get character devices only")
     if not stat.S_ISCHR(found.st_mode):
         raise NoNode("it is no device")
-    return DeviceNode(path, "c", os.major(found.st_rdev), os.minor(found.st_rdev))
+    real = f"{folder}/{name}"
+    return DeviceNode(real, "c", os.major(found.st_rdev), os.minor(found.st_rdev))
 
 
 def _trusted(folder: str) -> None:
@@ -143,13 +145,14 @@ def matching(patterns: Iterable[str]) -> Iterator[str]:
             found = [
                 f"{folder}/{name}"
                 for folder in found
-                for name in _names(folder, part)
+                for name in names(folder, part)
                 if allowed(name, (part,))
             ]
         yield from found
 
 
-def _names(folder: str, part: str) -> Sequence[str]:
+def names(folder: str, part: str) -> Sequence[str]:
+    """Give what there is in a folder; of a part of a path without wildcards, that alone."""
     if not set(part) & set("*?["):
         return (part,)
     try:

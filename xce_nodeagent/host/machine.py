@@ -17,7 +17,7 @@ from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.host.tree import Tree
 from xce_nodeagent.model.config import NicConfig, RailsConfig
 from xce_nodeagent.model.share import MpsConfig
-from xce_nodeagent.model.site import Site
+from xce_nodeagent.model.site import Reported, Site
 
 PAGE = 4096
 """What an attribute of sysfs has at most."""
@@ -45,8 +45,7 @@ class Host:
     listens on them is no foreigner.
 
     `site` says where instances are declared, None for nowhere; it is about this machine, whatever
-    the root. `report` gives the state, reason and output of the site's reporter, as it was last;
-    it is None where nobody asks one.
+    the root. `report` gives what the site's reporter said last, and is None where there is none.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Host:
         self.mps = mps or MpsConfig()
         self.held_ports: frozenset[int] = frozenset()
         self.site: Site | None = None
-        self.report: Callable[[], tuple[str, str, bytes]] | None = None
+        self.report: Callable[[], Reported] | None = None
 
     def path(self, name: str) -> Path:
         """Give the path of a file of the machine, such as `/sys/class/net`, below the root."""

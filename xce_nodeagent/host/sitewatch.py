@@ -16,6 +16,9 @@ from xce_nodeagent.host.inotify import Inotify
 from xce_nodeagent.model.declaration import allowed
 from xce_nodeagent.model.site import Site
 
+FOLDERS_LIMIT = 256
+"""Folders that are watched; what changes in more is seen by the timer."""
+
 
 class SiteWatch:
     """A descriptor that becomes readable when something may have changed.
@@ -73,14 +76,22 @@ class SiteWatch:
                 self._watched.add(place)
 
     def _expect(self, path: str) -> None:
-        """Note the name that is waited for in each folder on the way to a path or pattern."""
-        folder = Path("/")
+        """Note the names that are waited for in each folder on the way to a path or pattern."""
+        folders = [Path("/")]
         for part in path.split("/")[1:]:
-            if folder != Path("/"):
-                self._nodes.setdefault(folder, set()).add(part)
-            if set(part) & set("*?["):
-                return
-            folder /= part
-            if os.path.islink(folder):  # what it leads to comes and goes elsewhere
-                real = Path(os.path.realpath(folder))
-                self._nodes.setdefault(real.parent, set()).add(real.name)
+            for folder in folders:
+                self._wait(folder, part)
+            folders = [
+                folder / name
+                for folder in folders
+                for name in declared.names(str(folder), part)
+                if allowed(name, (part,))
+            ]
+        for one in folders:
+            if os.path.islink(one):  # what it leads to comes and goes elsewhere
+                real = Path(os.path.realpath(one))
+                self._wait(real.parent, real.name)
+
+    def _wait(self, folder: Path, name: str) -> None:
+        if folder != Path("/") and len(self._nodes) < FOLDERS_LIMIT:
+            self._nodes.setdefault(folder, set()).add(name)

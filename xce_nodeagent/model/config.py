@@ -175,6 +175,17 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = 
         {"by": setting.one_of(Literal["structure", "none"]), "nics": setting.names_by_rail},
     ),
     "declared": ("declared", DeclaredConfig, {"directory": setting.root}),
+    "reporter": (
+        "reporter",
+        ReporterConfig,
+        {
+            "program": setting.command,
+            "user": setting.user,
+            "interval_seconds": setting.patience,
+            "timeout_seconds": setting.patience,
+            "nodes": setting.nodes,
+        },
+    ),
     "release": (
         "release",
         ReleaseConfig,

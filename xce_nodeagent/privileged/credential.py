@@ -43,6 +43,13 @@ def account(name: str, uid: int, groups: Iterable[int] = ()) -> Identity:
     return Identity(uid, gid, tuple(sorted(set(groups))))
 
 
+def person(name: str) -> Identity:
+    """Give the identity of an account that is there, with all its groups; raise KeyError."""
+    entry = pwd.getpwnam(name)
+    groups = os.getgrouplist(name, entry.pw_gid)
+    return Identity(entry.pw_uid, entry.pw_gid, tuple(sorted(set(groups))))
+
+
 def device_groups() -> frozenset[int]:
     """Give the groups that may read vendors' device nodes, without root's."""
     found = set()

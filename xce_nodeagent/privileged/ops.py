@@ -6,7 +6,8 @@ attack or a bug, and the helper logs it and exits. What is well-formed but canno
 cgroup is populated, the kernel refuses) is answered with `Failed`, which names a pinned error.
 
 Roles: the binder changes the kernel's state, the prober asks vendor libraries, the witness looks
-who holds what. The supervisor hands out helpers and knows nothing else.
+who holds what, the runner runs the site's reporter. The supervisor hands out helpers, and knows
+nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RECORD_LIMIT = 56 * 1024
 """Bytes of a binding's record. With its mark it is one extended attribute, of at most 64 KiB, and a
 message has room for two."""
 
-Role = Literal["binder", "prober", "witness"]
+Role = Literal["binder", "prober", "witness", "runner"]
 
 
 # ---- the supervisor -------------------------------------------------------------------------
@@ -342,6 +343,21 @@ class Looked(Struct, frozen=True, tag="looked"):
     unread: tuple[int, ...] = ()
 
 
+# ---- the runner -----------------------------------------------------------------------------
+
+
+class Report(Struct, frozen=True, tag="report"):
+    """Run the reporter that the configuration names, once. There is nothing to say of it here."""
+
+
+class Reported(Struct, frozen=True, tag="reported"):
+    """What it printed, as it is; or why there is nothing."""
+
+    state: Literal["found", "error"]
+    reason: str = ""
+    output: bytes = b""
+
+
 EXHAUSTED = "exhausted"
 """Among the details of a failure: the helper had no descriptors or memory left, so this is no
 answer, and another helper is to be asked."""
@@ -362,3 +378,5 @@ ProberRequest = Probe
 ProberAnswer = Probed | Failed
 WitnessRequest = Look
 WitnessAnswer = Looked | Failed
+RunnerRequest = Report
+RunnerAnswer = Reported | Failed

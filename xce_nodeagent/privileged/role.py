@@ -28,6 +28,7 @@ class Role(NamedTuple):
 
     `open` makes its work; it is called in the helper, while that still has every privilege, so it
     imports and reads, and touches nothing else. `descriptors`: one may come with a request.
+    `programs`: it forks, and starts programs.
     """
 
     name: ops.Role
@@ -37,6 +38,7 @@ class Role(NamedTuple):
     identity: Identity | None = None
     keep: frozenset[Capability] = frozenset()
     descriptors: bool = False
+    programs: bool = False
 
 
 def become(role: Role, end: socket.socket, ready: int, parent: int) -> int:
@@ -53,7 +55,7 @@ def become(role: Role, end: socket.socket, ready: int, parent: int) -> int:
     assume(role.identity, role.keep)
     # Without its supervisor nobody would end it if it hangs, so it does not outlive it.
     die_with_parent(parent, signal.SIGKILL)
-    seccomp.install(role.refused)
+    seccomp.install(role.refused, forks=role.programs)
     try:
         os.write(ready, READY)
     except BrokenPipeError:

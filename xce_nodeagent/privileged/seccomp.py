@@ -49,10 +49,13 @@ AGENT = _EVERYBODY | {"bpf", "kcmp"}
 BINDER = _EVERYBODY | SOCKETS | {"kcmp"}
 PROBER = _EVERYBODY | SOCKETS | {"bpf", "kcmp"}
 WITNESS = _EVERYBODY | SOCKETS | {"bpf"}
+RUNNER = (_EVERYBODY - PROGRAMS) | {"bpf", "kcmp"}
+"""It starts a program, which inherits this."""
 
 SUPERVISOR = _EVERYBODY - {"fork", "vfork"}
 """Its children inherit it, so it refuses nothing that one of them needs. It is the only one that
-forks."""
+forks. Where a site's program is to be run, it lets that be started (PROGRAMS): all others but the
+runner still refuse it themselves."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
 X32_BIT = 0x4000_0000  # x32 calls have numbers of their own: a second door to the same kernel

@@ -130,11 +130,12 @@ class Supervisor:
         return self._status
 
     def _confine(self) -> None:
-        """Give up what neither we nor a helper needs, and every way to start a program."""
+        """Give up what neither we nor a helper needs: to start programs, where none is to do so."""
         kept = _KEEP.union(*(role.keep for role in self._roles.values()))
         capability.limit(kept)
         capability.keep(kept)
-        seccomp.install(seccomp.SUPERVISOR, forks=True)
+        allowed = seccomp.PROGRAMS if any(r.programs for r in self._roles.values()) else set()
+        seccomp.install(seccomp.SUPERVISOR - allowed, forks=True)
 
     # ---- the agent ----------------------------------------------------------------------
 
@@ -169,8 +170,10 @@ class Supervisor:
                 return
             packet.close()
             request = decode(self._decoder, packet.data)
-            if packet.descriptors or packet.cut or len(self._waiting) >= WAITING_LIMIT:
-                raise Violation("a descriptor, or a flood")  # noqa: TRY301  # one place to end
+            flood = len(self._waiting) >= WAITING_LIMIT
+            if packet.descriptors or packet.cut or flood or request.role not in self._roles:
+                why = "a descriptor, a flood, or a role that there is not"
+                raise Violation(why)  # noqa: TRY301  # one place to end
         except BlockingIOError:
             return
         except OSError:  # it was reset, or there is no memory for what it says

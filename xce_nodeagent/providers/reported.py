@@ -10,13 +10,10 @@ from typing import ClassVar, Literal
 
 from xce_nodeagent.host import Host, declared
 from xce_nodeagent.model import environment
-from xce_nodeagent.model.declared import read_report
 from xce_nodeagent.model.instance import ResourceType
 from xce_nodeagent.model.plan import AllowDevice, Plan
 from xce_nodeagent.model.resource import ACCELERATOR, GPU, NIC
 from xce_nodeagent.provider import Found, Grant, Provider
-
-_SHOWN = 8  # faults of one report
 
 
 class Reported:
@@ -28,23 +25,20 @@ class Reported:
     declares: ClassVar[Literal[True]] = True
 
     def discover(self, host: Host) -> Found:
-        """Read the last report; where it is none, say why, and what was known stays."""
+        """Look for what was reported last; while the program fails, also say so."""
         if host.report is None or host.site is None:
             return Found()
-        state, reason, output = host.report()
-        match state:
-            case "none" | "not_yet":
-                return Found(state=state, reason=reason)
-            case "error":
-                return Found(state="error", reason=reason)
-        found = read_report(output)
-        if found.faults:
-            more = len(found.faults) - _SHOWN
-            told = [*found.faults[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-            return Found(state="error", reason=f"what it printed is wrong: {'; '.join(told)}")
-        patterns = host.site.patterns
-        made = declared.instances(host, self.name, found.instances, within=patterns)
-        return Found(instances=tuple(made), types=found.types)
+        report = host.report()
+        if report.declared is None:
+            return Found(state=report.state, reason=report.reason)
+        made = declared.instances(
+            host, self.name, report.declared.instances, within=host.site.patterns
+        )
+        return Found(
+            instances=tuple(made),
+            types=report.declared.types,
+            faults=(report.reason,) if report.state != "found" else (),
+        )
 
     def plan(self, grant: Grant) -> Plan:
         """Allow the nodes, and say what the program said."""

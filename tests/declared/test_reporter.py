@@ -1,0 +1,118 @@
+"""A reporter and a real agent: what it prints, how it fails, as whom it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+
+import pytest
+
+from xce_nodeagent.errors import BadConfig
+from xce_nodeagent.model.config import parse
+
+root = pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf")
+
+
+def instances(*tables):
+    document = {"type": {"scope": {"unit": "scope"}}, "instance": tables}
+    return json.dumps(document).encode()
+
+
+@root
+def test_what_it_reports_is_given_to_jobs_and_fenced(agent2, nodes, in_job, refused):
+    mine, other = nodes.make("probe0", 0), nodes.make("probe1", 1)
+    secret = nodes.make("secret", 2)
+    agent2.put(
+        "said",
+        instances(
+            {"id": "s0", "type": "scope", "nodes": [mine], "environment": {"SCOPE": "left"}},
+            {"id": "s1", "type": "scope", "nodes": [other]},
+            {"id": "s2", "type": "scope", "nodes": [secret]},
+        ),
+    )
+    agent2.body("cat said")
+    agent2.becomes(lambda: agent2.instance("s1"))
+    answer = agent2.call("Prepare", job="1", instances=["s0"])
+    assert (answer["env"]["SCOPE"], answer["env"]["XCE_NODES_SCOPE"]) == ("left", mine)
+    job = in_job(*answer["cgroup"].values())
+    assert [job.opens(mine), job.opens(other), job.opens(secret)] == ["ENXIO", "EPERM", "ENXIO"]
+    with pytest.raises(refused, match=r"no pattern in \[reporter\] nodes has it"):
+        agent2.call("Prepare", job="2", instances=["s2"])
+    checks = {one["name"]: one for one in agent2.call("Doctor")["checks"]}
+    assert checks["helpers"]["state"] == "ok"
+    assert "runner" in checks["helpers"]["text"]
+
+
+@root
+def test_while_it_fails_what_was_known_stays(agent2, nodes):
+    path = nodes.make("probe0", 0)
+    agent2.put("said", instances({"id": "s0", "type": "scope", "nodes": [path]}))
+    agent2.body("cat said")
+    agent2.becomes(lambda: agent2.instance("s0"))
+    twice = {"id": "s0", "type": "scope"}
+    for wrong, why in (
+        (instances(twice, twice), "is declared already"),
+        (b"\xff", "expected JSON"),
+    ):
+        agent2.put("said", wrong)
+        agent2.becomes(lambda why=why: any(why in one for one in agent2.problems("reported")))
+        assert agent2.instance("s0")["healthy"]
+    # its node is looked at all the same
+    os.unlink(path)
+    agent2.becomes(lambda: not agent2.instance("s0")["healthy"])
+    nodes.make("probe0", 9)
+    agent2.becomes(lambda: [d["minor"] for d in agent2.instance("s0")["devices"]] == [9])
+    agent2.put("said", instances())
+    agent2.becomes(lambda: agent2.instance("s0") is None)
+    assert agent2.problems("reported") == []
+
+
+@root
+def test_one_that_fails_or_hangs_is_told_and_delays_nobody(agent2):
+    agent2.body("echo 'no board' >&2; exit 7")
+    (told,) = agent2.becomes(lambda: [p for p in agent2.problems("reported") if "exit" in p])
+    assert told.endswith("exit status 7: no board")
+    assert any("no board" in one["text"] for one in agent2.call("Doctor")["checks"])
+    agent2.body("echo broken >&2; sleep 1000")
+    agent2.becomes(lambda: "did not end within 2 s" in "".join(agent2.problems("reported")))
+    assert agent2.call("Prepare", job="1")["enforcement"] == "cgroup2"
+
+
+@root
+def test_it_runs_as_the_user_that_is_configured_with_no_privilege(agent2):
+    """It says itself who it is, by an attribute of an instance."""
+    agent2.body(
+        """caps=$(sed -n 's/^CapEff:.//p; s/^NoNewPrivs:.//p' /proc/self/status | tr '\\n' ' ')
+        unshare --user true 2>/dev/null && caps=all
+        printf '{"instance": [{"id": "s", "type": "scope", "attributes":'
+        printf '{"who": "%s %s"}}]}' $(id -u) "$caps" """
+    )
+    told = agent2.becomes(lambda: agent2.instance("s"))["attributes"]["who"]
+    assert told == f"{pwd.getpwnam('daemon').pw_uid} {0:016x} 1 "
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('program = ["probe"]', "expected the absolute path of a program first"),
+        ('program = "/bin/true"', "expected a list"),
+        ('nodes = ["/dev/*"]', "must begin with a letter or digit"),
+        ('nodes = ["/dev/a/../b"]', "expected a list of paths"),
+        ("timeout_seconds = 0", "1 to 3600"),
+        ('user = "No Body"', "expected the name of an account"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(keys, said):
+    with pytest.raises(BadConfig, match=r"c\.toml:2: ") as error:
+        parse(f"[reporter]\n{keys}\n", "c.toml")
+    assert said in error.value.message
+
+
+@root
+def test_a_user_that_is_not_there_is_told_at_the_start(agent2, tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text('[reporter]\nprogram = ["/bin/true"]\nuser = "nobody-there"\n')
+    done = agent2.running.refused_start("--config", str(config))
+    assert done.returncode == 78
+    assert "[reporter] user = 'nobody-there': there is no such account" in done.stderr
