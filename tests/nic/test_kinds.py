@@ -235,3 +235,33 @@ def test_two_that_seem_to_be_one_are_both_there(machine: Any) -> None:
     machine.netdev("eth0", device)
     machine.netdev("eth1", device)
     assert {nic.text("netdev") for nic in machine.nics().values()} == {"eth0", "eth1"}
+
+
+def test_an_rdma_device_on_no_pci_bus_has_its_name(machine: Any) -> None:
+    """So are the RoCE engines of some ARM servers; one in software is no NIC."""
+    platform = "/sys/devices/platform/HISI00D1:00"
+    machine.rdma("hns_0", platform)
+    machine.rdma("rxe0", "/sys/devices/virtual", minor=193)
+    machine.file(f"{platform}/infiniband/hns_0/ports/2/state", "1: DOWN")
+    found = machine.nics()
+    assert {name: nic.text("nic_kind") for name, nic in found.items()} == {
+        "rdma-hns_0": "roce",
+        "rdma-hns_0-p1": "",
+    }
+    assert [node.path for node in found["rdma-hns_0"].devices] == ["/dev/infiniband/uverbs0"]
+    assert found["rdma-hns_0"].overlaps == ("rdma-hns_0-p1",)
+
+
+@pytest.mark.parametrize(
+    ("facts", "identity"),
+    [
+        ({"dev_port": "1"}, f"{A}-p1"),
+        ({"dev_id": "0x1"}, f"{A}-p1"),
+        ({"dev_port": "0", "dev_id": "0x1"}, A),
+        ({"dev_port": "0", "dev_id": "0x1", "type": "32"}, f"{A}-p1"),
+        ({"dev_id": "0x20"}, A),
+    ],
+)
+def test_ports_of_one_function(machine: Any, facts: dict[str, str], identity: str) -> None:
+    machine.netdev("net0", machine.function(A), **facts)
+    assert set(machine.nics()) == {identity}

@@ -15,6 +15,8 @@ from xce_nodeagent.host.machine import Host
 
 _NET = "/sys/class/net"
 _LINK_LAYERS = {1: "ethernet", 32: "infiniband"}  # ARPHRD_*, linux/if_arp.h
+_MOST_PORTS = 8
+"""Of one function: those of the mlx4 driver have two."""
 _REPRESENTOR = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
 """phys_port_name of a switch port that stands for a function (networking/devlink/devlink-port)."""
 
@@ -87,21 +89,34 @@ def _interface(host: Host, name: str) -> Interface | None:
     function = host.real(f"{device}/physfn") or ""
     if subfunction is not None and place is not None:
         function = place.address
+    layer = _LINK_LAYERS.get(_number(host, f"{folder}/type"), "")
     return Interface(
         name=name,
         behind=device,
         place=place,
         bus=said(bus),
-        # dev_port came with Linux 3.15; before that, mlx4 told its ports apart by dev_id.
-        port=host.number(f"{folder}/dev_port") or host.number(f"{folder}/dev_id") or 0,
+        port=_port(host, folder, layer),
         subfunction=subfunction,
         mac=said(host.read(f"{folder}/address")),
         state=said(host.read(f"{folder}/operstate")),
         carrier={0: False, 1: True}.get(_number(host, f"{folder}/carrier")),
-        link_layer=_LINK_LAYERS.get(_number(host, f"{folder}/type"), ""),
+        link_layer=layer,
         speed_mbps=max(_number(host, f"{folder}/speed"), 0),
         physical_function=said(function.rpartition("/")[2]),
     )
+
+
+def _port(host: Host, folder: str, layer: str) -> int:
+    """Give which port of its function an interface is, from 0.
+
+    Ports were told apart by dev_id before Linux 3.15, and those of InfiniBand before 4.20. To
+    other drivers that may be any number.
+    """
+    port = host.number(f"{folder}/dev_port")
+    if port is None or (port == 0 and layer == "infiniband"):
+        port = host.number(f"{folder}/dev_id") or 0
+        return port if port < _MOST_PORTS else 0
+    return port
 
 
 def behind(host: Host, folder: str) -> str | None:

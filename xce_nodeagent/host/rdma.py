@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -22,14 +23,16 @@ _RDMA = "/sys/class/infiniband"
 class RdmaPort(Struct, frozen=True, kw_only=True):
     """A port of an RDMA device, counted from 1.
 
-    `behind` is the path of the device that it hangs on, empty for one in software. `node_type` is
-    what it is (CA, RNIC, ...). These, `firmware` and `board` are the whole device's.
+    `behind` is the path of the device that it hangs on, empty for one in software, and where that
+    is not told. `node_type` is what it is (CA, RNIC, ...). These, `software`, `firmware` and
+    `board` are the whole device's.
     """
 
     device: str
     port: int
     behind: str
     place: pci.Place | None
+    software: bool = False
     node_type: str = ""
     netdev: str = ""
     state: str = ""
@@ -54,6 +57,7 @@ def ports(host: Host) -> tuple[RdmaPort, ...]:
             continue
         whole = {
             "behind": device_behind,
+            "software": (host.real(folder) or "").startswith("/sys/devices/virtual/"),
             # "1: CA"
             "node_type": said(host.read(f"{folder}/node_type")).partition(": ")[2],
             "firmware": said(host.read(f"{folder}/fw_ver")),
@@ -64,7 +68,7 @@ def ports(host: Host) -> tuple[RdmaPort, ...]:
 
 
 def _port(
-    host: Host, device: str, port: int, place: pci.Place | None, whole: Mapping[str, str]
+    host: Host, device: str, port: int, place: pci.Place | None, whole: Mapping[str, Any]
 ) -> RdmaPort:
     folder = f"{_RDMA}/{device}/ports/{port}"
     gids = f"{folder}/gid_attrs/ndevs"
@@ -78,6 +82,7 @@ def _port(
         port=port,
         behind=whole["behind"],
         place=place,
+        software=whole["software"],
         netdev=next(filter(None, names), ""),
         state={"ACTIVE": "up", "": ""}.get(state, "down"),
         carrier=physical == "LinkUp" if physical else None,

@@ -250,7 +250,7 @@ class _Look(Struct, frozen=True, kw_only=True):
 def _pairs(
     cards: tuple[Interface, ...], ports: tuple[RdmaPort, ...], standing: Stack
 ) -> Iterator[tuple[Interface | None, RdmaPort | None]]:
-    """Pair interfaces with RDMA ports; an RDMA port on PCI may have no interface, as with EFA."""
+    """Pair interfaces with RDMA ports; an RDMA port may have no interface, as with EFA."""
     used: set[tuple[str, int]] = set()
     identities: set[str] = set()
     for card in cards:
@@ -260,17 +260,22 @@ def _pairs(
         identities.add(_identity(card, port))
         yield card, port
     for port in ports:
-        if port.place and (port.device, port.port) not in used and not port.netdev:
+        if not port.software and (port.device, port.port) not in used and not port.netdev:
             identity = _identity(None, port)
             if identity not in identities:
                 yield None, port
 
 
 def _identity(card: Interface | None, port: RdmaPort | None) -> str:
-    """Give the PCI address; the further ports of one function have their number behind it."""
+    """Give the PCI address; the further ports of one function have their number behind it.
+
+    What is on no PCI bus has its name.
+    """
     place = card.place if card else port.place if port else None
     if place is None:
-        return f"net-{card.name}" if card else ""
+        device = f"rdma-{port.device}" if port else ""
+        further = f"-p{port.port - 1}" if port and port.port > 1 else ""
+        return f"net-{card.name}" if card else device + further
     if card and card.subfunction is not None:
         return f"{place.address}-sf{card.subfunction}"
     number = card.port if card else port.port - 1 if port else 0
