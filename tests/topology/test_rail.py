@@ -291,6 +291,15 @@ def test_discovery_finds_rails_anew_each_time() -> None:
     assert not any("rail" in i.attributes for i in off.instances)
 
 
+def test_what_the_configuration_does_not_list_is_on_no_rail_though_its_provider_says_so() -> None:
+    numbered = [
+        structs.replace(one, attributes={**one.attributes, "rail": 7}) if one.type == "nic" else one
+        for one in PAIRS
+    ]
+    found = scan(alone(nics=["eth2"]), [told(numbered)])
+    assert [i.attributes.get("rail") for i in found.instances if i.type == "nic"] == [None, 0]
+
+
 def test_a_name_that_no_nic_has_is_a_problem_and_no_more() -> None:
     found = scan(alone(nics=["eth1", "eth9"]), [told(PAIRS)])
     (problem,) = found.problems

@@ -178,13 +178,21 @@ def built(instances: Sequence[Instance], layout: Layout) -> Rails:
 
 
 def with_rails(instances: Iterable[Instance], rails: Rails) -> tuple[Instance, ...]:
-    """Give the instances, each that is on a rail with its number as the attribute `rail`."""
-    return tuple(
-        structs.replace(one, attributes={**one.attributes, "rail": rails.nics[one.id]})
-        if one.id in rails.nics
-        else one
-        for one in instances
-    )
+    """Give the instances, each that is on a rail with its number as the attribute `rail`.
+
+    Where the configuration lists them, what it does not list is on none, whatever it told.
+    """
+    return tuple(_numbered_as(one, rails) for one in instances)
+
+
+def _numbered_as(one: Instance, rails: Rails) -> Instance:
+    number = rails.nics.get(one.id)
+    if number is not None:
+        return structs.replace(one, attributes={**one.attributes, "rail": number})
+    if rails.by == "configuration" and "rail" in one.attributes:
+        others = {name: value for name, value in one.attributes.items() if name != "rail"}
+        return structs.replace(one, attributes=others)
+    return one
 
 
 # ---- groups ----------------------------------------------------------------------------------
