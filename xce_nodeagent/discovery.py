@@ -147,9 +147,9 @@ def _gather(
             types.setdefault(described.name, described)
         found = told[provider.name]
         if found.state != "found":
-            unsure = () if found.state == "none" else _types_of(provider, previous)
+            unsure = () if found.state == "none" else _types_of(provider, found, previous)
             problems.append(Problem(provider.name, found.state, found.reason, unsure))
-        unsure = _types_of(provider, previous)
+        unsure = _types_of(provider, found, previous)
         problems += [Problem(provider.name, "error", fault, unsure) for fault in found.faults]
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
@@ -170,12 +170,13 @@ def _gather(
     return _Gathered(tuple(instances.values()), types, control, links, tuple(problems))
 
 
-def _types_of(provider: Provider, previous: Inventory | None) -> tuple[str, ...]:
+def _types_of(provider: Provider, found: Found, previous: Inventory | None) -> tuple[str, ...]:
     """Give the types of which a provider may have more; of one that declares, ANY."""
     names = {one.name for one in provider.types}
     if isinstance(provider, Declares):
         before = previous.instances if previous else ()
         names.update(one.type for one in before if one.provider == provider.name)
+        names.update(one.name for one in found.types)
         names.add(ANY)
     return tuple(sorted(names))
 

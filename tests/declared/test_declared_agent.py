@@ -90,7 +90,7 @@ def test_a_link_that_leads_elsewhere_is_followed(agent2, nodes, in_job):
     assert job.opens(str(link)) == "ENXIO"
 
 
-def test_a_file_with_faults_costs_its_own_instances(agent2, nodes):
+def test_a_file_with_faults_costs_its_own_instances(agent2, nodes, refused):
     agent2.write("good.toml", fpga("fpga0", nodes.make("c0", 0)))
     agent2.write("bad.toml", fpga("fpga1", nodes.make("c1", 1), 'colour = "red"\nnuma_node = -1'))
     told = agent2.becomes(agent2.problems)
@@ -101,6 +101,10 @@ def test_a_file_with_faults_costs_its_own_instances(agent2, nodes):
     assert told[1].startswith("bad.toml:6: instance 1 ('fpga1'): numa_node: -1: expected a NUMA")
     agent2.becomes(lambda: agent2.instance("fpga0"))
     assert agent2.instance("fpga1") is None
+    # who asks for more than is known is not told that there can never be so many
+    with pytest.raises(refused, match=r"as far as is known: declared: bad\.toml") as error:
+        agent2.call("Prepare", job="1", request="rusage[fpga=2]")
+    assert error.value.code == "unhealthy"
     checks = agent2.call("Doctor")["checks"]
     assert any("bad.toml:6" in one["text"] for one in checks)
     agent2.write("bad.toml", fpga("fpga1", f"{nodes.folder}/c1"))
@@ -126,6 +130,25 @@ def test_what_the_host_lives_by_and_what_others_found_is_nobodys_to_declare(agen
     # and the helpers were not lost over it
     checks = {one["name"]: one["state"] for one in agent2.call("Doctor")["checks"]}
     assert checks["helpers"] == "ok"
+
+
+def test_what_is_of_one_silicon_with_a_card_excludes_it(agent2, nodes, refused):
+    card, other = (one["id"] for one in agent2.running.instances("gpu")[:2])
+    agent2.write(
+        "f.toml",
+        fpga("bridge", nodes.make("g0", 0), f'overlaps = ["{card}"]')
+        + fpga("wrong", nodes.make("g1", 1), 'overlaps = ["gpu-no-such"]'),
+    )
+    agent2.becomes(lambda: agent2.instance("bridge"))
+    assert "bridge" in agent2.instance(card)["overlaps"]
+    told = "wrong: it names gpu-no-such, and this host has no such instance"
+    assert agent2.problems() == [told]
+    assert agent2.problems("simulated") == []
+    agent2.call("Prepare", job="1", instances=[card])
+    with pytest.raises(refused) as error:
+        agent2.call("Prepare", job="2", instances=["bridge"])
+    assert error.value.code == "busy"
+    agent2.call("Prepare", job="3", instances=["wrong", other])
 
 
 def test_a_file_that_others_can_write_counts_for_nobody(agent2, nodes):

@@ -110,9 +110,17 @@ def test_a_wrong_configuration_is_refused(keys, said):
 
 
 @root
-def test_a_user_that_is_not_there_is_told_at_the_start(agent2, tmp_path):
+@pytest.mark.parametrize(
+    ("agents", "user", "why"),
+    [
+        ("xce-nodeagent", "nobody-there", "there is no such account"),
+        ("daemon", "daemon", "the agent's own accounts are for the agent alone"),
+    ],
+)
+def test_a_user_that_may_not_be_is_told_at_the_start(agent2, tmp_path, agents, user, why):
     config = tmp_path / "c.toml"
-    config.write_text('[reporter]\nprogram = ["/bin/true"]\nuser = "nobody-there"\n')
+    reporter = f"[reporter]\nprogram = ['/bin/true']\nuser = '{user}'\n"
+    config.write_text(f"[agent]\nuser = '{agents}'\n{reporter}", "utf-8")
     done = agent2.running.refused_start("--config", str(config))
     assert done.returncode == 78
-    assert "[reporter] user = 'nobody-there': there is no such account" in done.stderr
+    assert f"[reporter] user = '{user}': {why}" in done.stderr

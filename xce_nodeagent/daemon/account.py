@@ -17,7 +17,7 @@ from xce_nodeagent.errors import BadConfig, NotReady
 from xce_nodeagent.model import place
 from xce_nodeagent.model.config import Config, parse
 from xce_nodeagent.model.site import Site
-from xce_nodeagent.privileged import folder
+from xce_nodeagent.privileged import credential, folder
 
 
 class Places(Struct, frozen=True, kw_only=True):
@@ -72,15 +72,25 @@ def site(config: Config, where: Places, *owners: int) -> Site:
 
 
 def check_reporter(config: Config, name: str) -> None:
-    """Raise BadConfig where the reporter's user is nobody that there is; `name` is the file's."""
+    """Raise BadConfig where the reporter's user is nobody, or one of ours; `name` is the file's.
+
+    Who is the agent's user could ask for helpers in the agent's place.
+    """
     user = config.reporter.user
     if not config.reporter.program:
         return
     try:
-        pwd.getpwnam(user)
+        uid = pwd.getpwnam(user).pw_uid
     except KeyError:
-        fault = f"{name}: [reporter] user = {user!r}: there is no such account"
-        raise BadConfig(fault, faults=[fault]) from None
+        why = "there is no such account"
+    else:
+        agent = credential.account(config.agent.user, credential.AGENT_UID).uid
+        prober = credential.account("xce-prober", credential.PROBER_UID).uid
+        if uid not in (agent, prober, credential.WITNESS_UID) or os.geteuid():
+            return
+        why = "the agent's own accounts are for the agent alone: name another"
+    fault = f"{name}: [reporter] user = {user!r}: {why}"
+    raise BadConfig(fault, faults=[fault])
 
 
 def check_owner(where: Places, agent: int) -> None:
