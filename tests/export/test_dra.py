@@ -8,13 +8,17 @@ import sys
 import types
 import typing
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from export.conftest import PROFILES, gpu, inventory
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import recording, slices
 
+from xce_nodeagent.cli.local import look
 from xce_nodeagent.export.dra import resource_slices, semantic
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
@@ -240,6 +244,29 @@ def test_a_host_with_many_devices_has_several_slices() -> None:
     slices = _slices(inventory(*many))
     assert [len(one["spec"]["devices"]) for one in slices] == [64, 64, 22]
     _limits(slices)
+
+
+@pytest.mark.needs("recorded")
+@pytest.mark.parametrize("name", recording.SLICES)
+def test_what_other_drivers_published_is_published_alike(
+    name: str, recorded: Callable[[str], Path]
+) -> None:
+    """Cards and NICs of cloud nodes, as NVIDIA's driver and DRANET told Kubernetes of them."""
+    texts = [part.read_text("utf-8") for part in recording.FOLDER.glob(f"{name}.*.yaml")]
+    theirs = [one for text in texts for one in slices.devices(text)]
+    ours: dict[str, dict[str, str]] = {}
+    for device in _devices(look(str(recorded(name)), "")).values():
+        told = {key: str(*value.values()) for key, value in device["attributes"].items()}
+        ours[told["resource.kubernetes.io/pciBusID"]] = told
+    same = {"dra.net/numaNode": "numaNode", "dra.net/rdmaDevice": "rdmaDevice",
+            "dra.net/ifName": "ifName"}  # fmt: skip
+    compared = 0
+    for one in theirs:
+        address = one.get("dra.net/pciAddress") or one.get("resource.kubernetes.io/pciBusID")
+        for key in one.keys() & {*same, "resource.kubernetes.io/pcieRoot"} if address else ():
+            assert ours[str(address)][same.get(key, key)] == one[key], (address, key)
+            compared += 1
+    assert compared >= len(theirs)
 
 
 _VALUES = st.one_of(st.text(), st.booleans(), st.integers(), st.lists(st.text()))

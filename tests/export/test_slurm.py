@@ -3,14 +3,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from export.conftest import PROFILES, gpu, inventory
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from recorded import recording
+from recorded.machine import bits
 
+from xce_nodeagent.cli.local import look
 from xce_nodeagent.export.slurm import cores, gres_conf
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.inventory import Inventory
@@ -97,11 +102,37 @@ def test_no_text_breaks_a_line_or_adds_a_word(node: str, model: str, own: str, w
     text = gres_conf(inventory(gpu(0, model=model), sick, node=node))
     (line,) = _lines(text)
     assert re.fullmatch(
-        r"(NodeName=[A-Za-z0-9.-]+ )?AutoDetect=off Name=gpu Type=[a-z0-9_.-]+"
+        r"(NodeName=[A-Za-z0-9-]+ )?AutoDetect=off Name=gpu Type=[a-z0-9_.-]+"
         r" Flags=nvidia_gpu_env File=/dev/nvidia0",
         line,
     )
     assert len(text.split("\n")) == 7  # six lines
+
+
+def test_a_node_goes_by_its_short_name() -> None:
+    (line,) = _lines(gres_conf(inventory(gpu(0), node="gpu-12.cluster.example")))
+    assert line.startswith("NodeName=gpu-12 ")
+
+
+@pytest.mark.needs("recorded", "lstopo")
+@pytest.mark.parametrize("name", recording.TARS)
+def test_cores_are_numbered_as_lstopo_does(name: str, recorded: Callable[[str], Path]) -> None:
+    """gres.conf(5): the number of a core is the "Core L#" of lstopo."""
+    root = recorded(name)
+    order = cores(look(str(root), "").topology)
+    done = subprocess.run(
+        ["lstopo-no-graphics", "--disallowed", "--of", "xml", "-"],
+        env={**os.environ, "HWLOC_FSROOT": str(root), "HWLOC_COMPONENTS": "linux,stop"},
+        check=True,
+        capture_output=True,
+    )
+    found: dict[int, int] = {}
+    every = ET.fromstring(done.stdout).iter("object")  # noqa: S314  # lstopo's own
+    for number, core in enumerate(one for one in every if one.get("type") == "Core"):
+        found |= dict.fromkeys(bits(core.get("cpuset", "")), number)
+    if not found:
+        pytest.skip("lstopo finds no cores in it")
+    assert order == found
 
 
 @pytest.mark.needs("slurm")

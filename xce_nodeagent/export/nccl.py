@@ -96,7 +96,9 @@ class _Writer:
             # Where firmware tells of no node, all CPUs are as near.
             lists = [node["cpus"] for node in nodes if numa < 0 or node["id"] == numa]
             cpus = {cpu for text in lists for cpu in listed(text)}
-            cpu = ET.SubElement(self.system, "cpu", numaid=str(numa), affinity=mask(cpus))
+            cpu = ET.SubElement(self.system, "cpu", numaid=str(numa))
+            if cpus:  # else NCCL looks itself
+                cpu.set("affinity", mask(cpus))
             for name, key_told in (("arch", "arch"), ("vendor", "vendor"),
                                    ("familyid", "family"), ("modelid", "model")):  # fmt: skip
                 if key_told in told:

@@ -54,7 +54,8 @@ def gres_conf(inventory: Inventory) -> str:
     left_out = list(offer.left_out)
     told = [one for one in offer.instances if _telling(one, offer.instances, left_out)]
     records = sorted(_records(inventory, told), key=lambda one: (one.name != "gpu", one.name))
-    node = re.sub(r"[^A-Za-z0-9.-]+", "-", inventory.node).strip("-.")
+    # slurmd goes by the host's name up to its first dot, too.
+    node = re.sub(r"[^A-Za-z0-9-]+", "-", inventory.node.partition(".")[0]).strip("-")
     where = f"NodeName={node} " if node else ""
     lines = [f"# gres.conf of {one_line(inventory.node)}"]
     if records:
@@ -136,6 +137,8 @@ def cores(topology: dict[str, Any]) -> dict[int, int]:
     """Give Slurm's number of each CPU's core.
 
     Cores are counted socket by socket, in a socket NUMA node by NUMA node, each by its first CPU.
+    Where sockets stand in groups (four and more, at different distances), hwloc, and so slurmd, may
+    count group by group; that is not followed.
     """
     package = _first(topology.get("packages", ()))
     node = _first(topology.get("numa_nodes", ()))
