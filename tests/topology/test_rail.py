@@ -389,6 +389,24 @@ def test_a_card_of_two_ports_below_the_switch_of_two_gpus_has_a_rail_for_each() 
     assert found.gpus["0000:42:00.0"] == 3
 
 
+def test_slingshot_makes_rails_without_rdma_devices() -> None:
+    """Four cards, each with its NIC on its own host bridge, and a port for management on one."""
+    pci: dict[str, Any] = {}
+    cards = []
+    slingshot = {"vendor": "cray", "model": "Slingshot 200", "nic_kind": "slingshot"}
+    for node in range(4):
+        root = f"pci0000:{node * 0x40:02x}"
+        for place, facts in ((1, slingshot), (2, None)):
+            address = f"0000:{node * 0x40 + place:02x}:00.0"
+            pci[address] = function(root, f"{root}-port{place}", numa=node)
+            cards.append(card(address, "nic" if facts else "gpu", **(facts or {})))
+    pci["0000:30:00.0"] = function("pci0000:2f", numa=0)
+    cards.append(card("0000:30:00.0", "nic", vendor="intel", model="I210"))
+    found = rails(machine(cards, pci, nodes=range(4)))
+    assert found.nics == {f"0000:{at:02x}:00.0": at // 0x40 for at in (1, 0x41, 0x81, 0xC1)}
+    assert list(found.gpus.values()) == [0, 1, 2, 3]
+
+
 # ---- machines that were recorded --------------------------------------------------------------
 
 

@@ -53,8 +53,10 @@ class Card(NamedTuple):
 
     @property
     def rdma(self) -> bool:
-        """Whether one of them knows RDMA."""
-        return any(one.text("rdma_device") for one in self.functions)
+        """Whether one of them knows RDMA; Slingshot has another interface to it."""
+        return any(
+            one.text("rdma_device") or one.text("nic_kind") == "slingshot" for one in self.functions
+        )
 
 
 class Kind(Struct, frozen=True):
