@@ -273,6 +273,11 @@ def engines(tree: Tree) -> None:
         tree.file(f"{folder}/{kind}/{name}/dev", f"{238 + number}:0")
         tree.link(f"{folder}/{kind}/{name}/device", folder)
         tree.link(f"sys/class/{kind}/{name}", f"{folder}/{kind}/{name}")
+    tpu = tree.function("pci0000:00/0000:20:00.0", 0x00FF00, (0x1AE0, 0x005E), "tpu")
+    tree.file(f"{tpu}/accel/accel0/dev", "242:0")
+    tree.file(f"{tpu}/accel/accel0/uevent", "MAJOR=242\nMINOR=0\nDEVNAME=accel0")
+    tree.link(f"{tpu}/accel/accel0/device", tpu)
+    tree.link("sys/class/accel/accel0", f"{tpu}/accel/accel0")
     tree.function("pci0000:00/0000:1e:00.0", 0x0B4000, (0x1BCF, 0x001C))
     # Engines for cryptography are of the same PCI class.
     tree.function("pci0000:00/0000:1f:00.0", 0x0B4000, (0x8086, 0x37C8), "c6xx")

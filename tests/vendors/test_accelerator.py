@@ -109,6 +109,7 @@ def test_drivers_with_classes_of_their_own(machine, look) -> None:
         "0000:1c:00.0": ("accelerator", "amazon", ["/dev/neuron0"], ""),
         "0000:1d:00.0": ("accelerator", "tenstorrent", ["/dev/tenstorrent/0"], ""),
         "0000:1e:00.0": ("accelerator", "nec", [], "no driver is bound to it"),
+        "0000:20:00.0": ("accelerator", "google", ["/dev/accel0"], ""),
     }
     # The second head of a card is no card.
     assert [address for address, one in found.items() if one.provider == "amd"] == ["0000:03:00.0"]

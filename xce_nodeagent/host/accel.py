@@ -87,14 +87,25 @@ def _by_class(host: Host) -> dict[str, dict[str, DeviceNode]]:
         for name in host.names(f"/sys/class/{kind}"):
             folder = f"/sys/class/{kind}/{name}"
             # Habana's control nodes are in the folder of `accel` since the driver moved there.
-            # A slash in the name of a node is a ! in sysfs.
-            node_name = name.replace("!", "/")
-            path = f"/dev/accel/{name}" if name.startswith("accel") else f"/dev/{node_name}"
             behind = (host.real(f"{folder}/device") or folder).rpartition("/")[2]
-            node = drm.numbered(host, folder, path)
+            node = drm.numbered(host, folder, f"/dev/{_node_name(host, folder, name)}")
             if re.fullmatch(r"[A-Za-z0-9:._!-]{1,64}", name + behind):
                 found.setdefault(behind, {}).update({name: node} if node else {})
     return found
+
+
+def _node_name(host: Host, folder: str, name: str) -> str:
+    """Give the name of a node below /dev, as the kernel tells it or, in a record, as it would.
+
+    A slash in it is a ! in sysfs. Habana's control nodes are in the folder of `accel` since the
+    driver moved there; other drivers have a class `accel` too, and nodes outside of that folder.
+    """
+    told = re.search(
+        r"^DEVNAME=([A-Za-z0-9/_-]+)$", host.read(f"{folder}/uevent") or "", re.MULTILINE
+    )
+    if told:
+        return told[1]
+    return f"accel/{name}" if name.startswith("accel") else name.replace("!", "/")
 
 
 def _computes(host: Host, address: str, code: int) -> bool:

@@ -22,6 +22,7 @@ VENDORS = {
     0x1022: "amd",
     0x10EE: "xilinx",
     0x17CB: "qualcomm",
+    0x1AE0: "google",
     0x1D0F: "amazon",
     0x1E52: "tenstorrent",
     accel.HABANA: "habana",
