@@ -41,14 +41,14 @@ def _check(text: str) -> dict[str, list[str]]:
         assert _DEVICE.fullmatch(device["name"])
         edits = device["containerEdits"]
         assert edits.keys() <= _FIELDS["edits"]
-        assert edits["deviceNodes"]
-        for node in edits["deviceNodes"]:
+        assert edits
+        for node in edits.get("deviceNodes", ()):
             assert node.keys() <= _FIELDS["node"]
             assert node["path"].startswith("/")
             assert node["type"] in ("c", "b")
             assert set(node["permissions"]) <= set("rwm")
         assert device["name"] not in found
-        found[device["name"]] = [node["path"] for node in edits["deviceNodes"]]
+        found[device["name"]] = [node["path"] for node in edits.get("deviceNodes", ())]
     assert found
     return found
 
@@ -64,6 +64,15 @@ def test_a_card_brings_its_own_nodes_and_those_of_its_provider() -> None:
     files, left_out = specs(inventory(gpu(0), gpu(1, drained=True), control=control))
     assert _check(files["gpu"]) == {"GPU-0": ["/dev/nvidia0", "/dev/nvidiactl"]}
     assert [(one.instance.id, one.why) for one in left_out] == [("GPU-1", "it is drained")]
+
+
+def test_what_a_site_declares_for_an_instance_is_told_to_the_container() -> None:
+    told = ["LM_LICENSE_FILE=27000@lic", "no variable", "A=1\nB=2"]
+    dongle = gpu(0, type="dongle", devices=(), vendor="acme", environment=told)
+    files, left_out = specs(inventory(dongle))
+    (device,) = json.loads(files["dongle"])["devices"]
+    assert device["containerEdits"] == {"env": ["LM_LICENSE_FILE=27000@lic"]}
+    assert not left_out
 
 
 @pytest.mark.parametrize("profile", PROFILES)

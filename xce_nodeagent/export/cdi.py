@@ -23,6 +23,7 @@ from xce_nodeagent.model.inventory import Inventory
 
 VENDOR = "xce.io"
 VERSION = "0.5.0"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
@@ -36,14 +37,16 @@ def specs(inventory: Inventory) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
     kinds: dict[str, dict[str, Any]] = {}
     for one in offer.instances:
         control = [node.node for node in inventory.control.get(one.provider, ()) if node.granted]
-        if not one.devices:
+        variables = _environment(one)
+        if not one.devices and not variables:
             left_out.append(LeftOut(one, "it has no device node"))
             continue
         nodes = {node.path: node for node in (*one.devices, *control)}
-        edits: dict[str, Any] = {"deviceNodes": [_node(node) for node in nodes.values()]}
-        if one.text("vendor") == "nvidia":
-            # Keeps NVIDIA's own hook from adding every card.
-            edits["env"] = ["NVIDIA_VISIBLE_DEVICES=void"]
+        edits: dict[str, Any] = {}
+        if nodes:
+            edits["deviceNodes"] = [_node(node) for node in nodes.values()]
+        if variables:
+            edits["env"] = variables
         devices = kinds.setdefault(_class(one), {})
         devices[_device_name(one, devices)] = edits
     files = {
@@ -68,6 +71,16 @@ def _node(node: DeviceNode) -> dict[str, Any]:
         "minor": node.minor,
         "permissions": "rw",
     }
+
+
+def _environment(one: Instance) -> list[str]:
+    """Give the variables of a container: those that a site declared for an instance."""
+    declared = one.attributes.get("environment")
+    found = [str(text) for text in declared] if isinstance(declared, list) else []
+    # It keeps NVIDIA's own hook from adding every card.
+    hidden = one.devices and one.text("vendor") == "nvidia"
+    own = ["NVIDIA_VISIBLE_DEVICES=void"] if hidden else []
+    return own + [text for text in found if _VARIABLE.fullmatch(text)]
 
 
 def _class(one: Instance) -> str:

@@ -165,8 +165,8 @@ def _attributes(one: Instance) -> Iterator[tuple[str, dict[str, Any]]]:
     known = [*_QUALIFIED, *_NAMES, "uuid", "numa_node"]
     order = sorted(one.attributes, key=lambda key: (known.index(key) if key in known else 99, key))
     for key in order:
-        if key in _CAPACITIES:
-            continue
+        if key in _CAPACITIES or key == "environment":
+            continue  # what a job is told is no fact of the device
         name = _QUALIFIED.get(key) or _NAMES.get(key) or _camel(key)
         if name and (value := _typed(key, one.attributes[key])):
             yield name, value
