@@ -290,6 +290,14 @@ def test_reasons_are_numbered_once(simulated) -> None:
     assert shown.count("drained (2)") == 1
 
 
+def test_nodes_without_cpus_are_told_in_ranges(simulated) -> None:
+    """Grace has 32 of them."""
+    machine = simulated("gb200")
+    machine["topology"]["memory_nodes"] = list(range(2, 34))
+    told = [text.text for text in layout(machine).texts]
+    assert "NUMA nodes without CPUs, for memory: 2-33" in told
+
+
 # ---- words ---------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
     - `numa_nodes`: id, cpus, package, and the distances to all nodes by rising id, those of
       `memory_nodes` among them.
     - `memory_nodes`: ids of NUMA nodes without CPUs: the memory of a GPU on POWER9 or Grace, CXL.
+      Some may have no memory: Grace has one for each slice that could be cut.
     - `pci`: by address: what `pci.facts` gives (class, vendor, device, link_speed, ...), root,
       bridges from the root down, numa_node. Network, display and processing functions,
       NVSwitches, and the addresses in `also`.

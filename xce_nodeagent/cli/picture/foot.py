@@ -93,7 +93,8 @@ def foot(inventory: Inventory, notes: Notes, kinds: Sequence[str], x: float, roo
     if inventory.instances and all(one.held_by is None for one in inventory.instances):
         told.append("Who holds what is not shown: only the agent knows.")
     if memory := inventory.topology.get("memory_nodes"):
-        told.append(f"NUMA nodes with memory and no CPUs: {', '.join(map(str, memory))}")
+        # On Grace there are 32 of them, most for parts of cards that nobody has made.
+        told.append(f"NUMA nodes without CPUs, for memory: {ranges(memory)}")
     for text in told:
         for line in wrapped(text, 10, room):
             part.texts.append(Text(x, part.height, line))
