@@ -50,6 +50,7 @@ MODELS = {
     (0x15B3, 0x1017): "ConnectX-5",
     (0x15B3, 0x1018): "ConnectX-5 VF",
     (0x15B3, 0x1019): "ConnectX-5 Ex",
+    (0x15B3, 0x101A): "ConnectX-5 Ex VF",
     (0x15B3, 0x101B): "ConnectX-6",
     (0x15B3, 0x101C): "ConnectX-6 VF",
     (0x15B3, 0x101D): "ConnectX-6 Dx",
@@ -67,6 +68,7 @@ MODELS = {
     (0x1D0F, 0xEFA2): "EFA",
     (0x1D0F, 0xEFA3): "EFA",
     (0x17DB, 0x0501): "Slingshot 200",
+    (0x1AE0, 0x0042): "gVNIC",
     (0x8086, 0x24F0): "Omni-Path 100",
     (0x8086, 0x24F1): "Omni-Path 100",
 }
