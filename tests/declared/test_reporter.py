@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
 
 import pytest
 
+from xce_nodeagent.daemon.reporting import Reporting
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.model.config import parse
+from xce_nodeagent.privileged.ops import Reported
 
 root = pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf")
+
+
+class Answering:
+    """A runner whose answers a test gives one by one."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def call(self, request):
+        return Reported("found", "", await self.answers.get())
+
+
+def test_the_first_look_has_the_first_answer():
+    async def scenario():
+        runner, told = Answering(), asyncio.Event()
+        reporting = Reporting(runner, told.set, interval=0, patience=60)
+        runner.answers.put_nowait(instances({"id": "s0", "type": "scope"}))
+        await reporting.start()
+        assert [one.id for one in reporting.last.declared.instances] == ["s0"]
+        assert not told.is_set()  # it is no change: nobody has looked yet
+        runner.answers.put_nowait(instances())
+        await asyncio.wait_for(told.wait(), 20)
+        reporting.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_first_answer_that_is_late_is_a_change():
+    async def scenario():
+        runner, told = Answering(), asyncio.Event()
+        reporting = Reporting(runner, told.set, interval=0, patience=0)
+        await reporting.start()
+        assert reporting.last.state == "not_yet"
+        runner.answers.put_nowait(instances({"id": "s0", "type": "scope"}))
+        await asyncio.wait_for(told.wait(), 20)
+        assert reporting.last.state == "found"
+        reporting.close()
+
+    asyncio.run(scenario())
 
 
 def instances(*tables):

@@ -240,7 +240,7 @@ class Daemon:
         self._spawn(self._start_witness())
         await self._compare(lifecycle.site)
         self.survey.subscribe(lambda found: rebuild.withhold(self.ledger, found))
-        await self._vendor.ask()
+        await asyncio.gather(self._vendor.ask(), self._reporting.start())
         await self.survey.refresh()
         counts = await recover(self.ledger, self._executor, lifecycle)
         if counts:
@@ -278,7 +278,6 @@ class Daemon:
         server = Server(self.agent, self._listener, version=__version__, limits=Limits())
         server.start()
         self._watch()
-        self._reporting.start()
         self._upkeep = Upkeep(
             self.ledger,
             lifecycle.outcomes,

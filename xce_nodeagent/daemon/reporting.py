@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 GRACE = 5.0
 """Seconds that the runner has beyond those of its program, to end it and to say so."""
 
+PATIENCE = 3.0
+"""Seconds that the agent's start waits for the first answer."""
+
 FAULTS_SHOWN = 8
 
 
@@ -41,38 +44,56 @@ class Reporting:
     """
 
     def __init__(
-        self, runner: Runner | None, changed: Callable[[], None], *, interval: float
+        self,
+        runner: Runner | None,
+        changed: Callable[[], None],
+        *,
+        interval: float,
+        patience: float = PATIENCE,
     ) -> None:
         self.last = Reported("not_yet", "the reporter has not answered yet")
         self._runner = runner
         self._changed = changed
         self._interval = interval
+        self._patience = patience
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Ask now, and then again and again."""
-        if self._runner is not None:
-            self._task = asyncio.ensure_future(self._ask_again(self._runner))
+    async def start(self) -> None:
+        """Ask now, and then again and again; return with the first answer, or without it.
+
+        What came meanwhile is in the agent's first look, and is no change: else each start of the
+        agent would tell that all that is reported went, and came again.
+        """
+        if self._runner is None:
+            return
+        first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._ask_again(self._runner, first))
+        await asyncio.wait({first}, timeout=self._patience)
+        first.cancel()
 
     def close(self) -> None:
         """Ask no more."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _ask_again(self, runner: Runner) -> None:
+    async def _ask_again(self, runner: Runner, first: asyncio.Future[None]) -> None:
         while True:
-            await self.ask(runner)
+            changed = await self._renewed(runner)
+            if not first.done():
+                first.set_result(None)
+            elif changed:
+                self._changed()
             await asyncio.sleep(self._interval)
 
-    async def ask(self, runner: Runner) -> None:
-        """Ask once."""
+    async def _renewed(self, runner: Runner) -> bool:
+        """Ask once; say whether something else is known than before."""
         answer = await self._answer(runner)
         if answer == self.last:
-            return
+            return False
         if answer.state == "error":
             log.warning("the reporter: %s", answer.reason)
         self.last = answer
-        self._changed()
+        return True
 
     async def _answer(self, runner: Runner) -> Reported:
         known = self.last.declared
