@@ -407,6 +407,31 @@ def test_slingshot_makes_rails_without_rdma_devices() -> None:
     assert list(found.gpus.values()) == [0, 1, 2, 3]
 
 
+def of_two_dies(*, with_nic: Sequence[int]) -> Inventory:
+    """Give a host of eight dies, each on its host bridge, which tell no NUMA node."""
+    pci: dict[str, Any] = {}
+    cards = []
+    for at in range(8):
+        root, bus = f"pci0000:{0xC0 + at * 4:02x}", 0xC0 + at * 4
+        pci[die := f"0000:{bus + 2:02x}:00.0"] = function(root, f"{root}-07.1")
+        cards.append(card(die))
+        if at in with_nic:
+            pci[nic := f"0000:{bus + 1:02x}:00.0"] = function(root, f"{root}-01.1")
+            cards.append(card(nic, "nic", model="Slingshot 200", nic_kind="slingshot"))
+    return machine(cards, pci, nodes=range(4))
+
+
+def test_two_dies_of_a_card_share_the_nic_that_is_beside_one_of_them() -> None:
+    found = rails(of_two_dies(with_nic=(1, 3, 5, 7)))
+    assert list(found.nics.values()) == [0, 1, 2, 3]
+    assert list(found.gpus.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("with_nic", [(1, 2, 5, 7), (1, 3, 5), (1,)])
+def test_nics_beside_some_dies_are_no_rails(with_nic: Sequence[int]) -> None:
+    assert rails(of_two_dies(with_nic=with_nic)) == Rails()
+
+
 # ---- machines that were recorded --------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ NIC for storage may stand below the same switch. So:
    whether it is part of a bond, then whether it knows RDMA. Speed and link layer are no hints:
    ports are configured and unplugged. Where cards are fewer than GPUs, and have a port for each,
    ports are taken in place of cards.
+   Host bridges that follow each other may be one group, if only every second has a NIC, say.
 3. Below switches most groups must be so, and the others may lack a card: a NIC that is gone takes
    no number from the others. Without switches all must be so, each NIC must know RDMA, and by
    NUMA node there must be a NIC for each GPU; of ports, one of the kind must be beside a GPU.
@@ -60,8 +61,9 @@ class Card(NamedTuple):
 
 
 class Kind(Struct, frozen=True):
-    """NICs that are alike, by group, and how many of them there are for each GPU."""
+    """NICs that are alike, by group as the GPUs, and how many of them there are for each GPU."""
 
+    gpus: Groups
     groups: Groups
     share: Fraction
 
@@ -174,7 +176,7 @@ def built(instances: Sequence[Instance], layout: Layout) -> Rails:
             kinds.sort(key=lambda kind: kind.worth)
             if len(kinds) > 1 and kinds[-2].worth == kinds[-1].worth:
                 break
-            found = _numbered(gpus, groups, kinds[-1])
+            found = _numbered(gpus, kinds[-1])
             return structs.replace(found, nics={**found.nics, **_virtual(instances, found.nics)})
     return Rails()
 
@@ -262,6 +264,7 @@ def _fitting(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> list[K
                     kind.setdefault(key, []).append(card)
             fitting = (
                 _fit(gpus, _ports(gpus, groups, layout, level) or groups, level, strict=strict)
+                or _fit_together(gpus, groups, layout, level)
                 for groups in kinds.values()
             )
             if found := [kind for kind in fitting if kind]:
@@ -280,7 +283,35 @@ def _fit(gpus: Groups, nics: Groups, level: Level, *, strict: bool) -> Kind | No
     else:
         fits = count == len(gpus) and all(card.rdma for card in cards)
         fits = fits and (share >= 1 or level is not _on_node)
-    return Kind(nics, share) if fits else None
+    return Kind(gpus, nics, share) if fits else None
+
+
+def _fit_together(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> Kind | None:
+    """Fit NICs that are beside every second host bridge of a GPU, or every third, and so on.
+
+    So are cards of two dies, each on a host bridge of its own, and one NIC for both.
+    """
+    places = [at for at, key in enumerate(gpus) if key in nics]  # in PCI order, as the GPUs
+    size = len(gpus) // (len(places) or 1)
+    cards = [card for group in gpus.values() for card in group]
+    sites = [layout.site(card.first.id) for card in cards]
+    nodes = [{site.numa for site in sites[at : at + size]} for at in range(0, len(sites), size)]
+    if (
+        level is not _below_host_bridge
+        or size < 2
+        or size * len(places) != len(gpus)
+        or len(cards) != len(gpus)  # each on its own
+        or places != list(range(places[0], len(gpus), size))
+        or any(site.switches for site in sites)
+        or any(len(node) > 1 for node in nodes)
+    ):
+        return None
+    return _fit(
+        {at: cards[at * size : (at + 1) * size] for at in range(len(places))},
+        dict(enumerate(nics.values())),
+        level,
+        strict=True,
+    )
 
 
 def _ports(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> Groups:
@@ -304,12 +335,12 @@ def _ports(gpus: Groups, nics: Groups, layout: Layout, level: Level) -> Groups:
 # ---- numbers ---------------------------------------------------------------------------------
 
 
-def _numbered(gpus: Sequence[Card], groups: Groups, kind: Kind) -> Rails:
+def _numbered(gpus: Sequence[Card], kind: Kind) -> Rails:
     order = {card.first.id: at for at, card in enumerate(gpus)}
     together = kind.share.denominator  # GPUs that share a NIC
     each = kind.share.numerator  # NICs that a GPU has
     slots: list[tuple[Sequence[Card], Sequence[Card]]] = []  # GPUs, and their own NICs
-    for key, cards in groups.items():
+    for key, cards in kind.gpus.items():
         parts = [cards[at : at + together] for at in range(0, len(cards), together)]
         nics = kind.groups.get(key, ())
         sure = len(nics) == len(parts) * each or (len(parts) == 1 and len(nics) <= each)
