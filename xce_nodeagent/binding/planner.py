@@ -109,7 +109,7 @@ def wants_ports(inventory: Inventory, want: Demand) -> Instance | None:
     if not want.ask.ports:
         return None
     if (instance := inventory.ports) is not None:
-        _fit(instance)
+        _fit(inventory, instance)
         return instance
     raise BadPort(
         "this node manages no ports: set `[ports] range` in its configuration, such as"
@@ -264,7 +264,7 @@ def _named(
     _not_reserved(instance, book, key)
     if not book.is_free(instance):
         _not_of_others(instances, book, wanted, key)
-    _fit(instance)
+    _fit(inventory, instance)
     return instance
 
 
@@ -280,19 +280,30 @@ def _not_reserved(instance: Instance, book: Book, key: tuple[str, str]) -> None:
         )
 
 
-def _fit(instance: Instance) -> None:
-    """Raise Drained or Unhealthy where an instance is not to be given to anybody."""
+def _fit(inventory: Inventory, instance: Instance) -> None:
+    """Raise Drained or Unhealthy where an instance is not to be given to anybody.
+
+    NotReady where whoever found it has not been told all yet, as while a vendor's library starts.
+    """
     if instance.drained:
         raise DrainedError(
             f"instance {instance.id} is drained: {instance.reason or 'no reason given'}",
             instance=instance.id,
         )
-    if not instance.healthy:
-        raise UnhealthyError(
-            f"instance {instance.id} is unhealthy: {instance.reason or 'no reason known'}",
-            instance=instance.id,
-            reason=instance.reason,
-        )
+    if instance.healthy:
+        return
+    for problem in inventory.problems:
+        if problem.state == "not_yet" and problem.provider == instance.provider:
+            raise NotReady(
+                f"instance {instance.id} is not known to be healthy yet: {problem.provider}:"
+                f" {problem.reason}; try again in a moment",
+                instance=instance.id,
+            )
+    raise UnhealthyError(
+        f"instance {instance.id} is unhealthy: {instance.reason or 'no reason known'}",
+        instance=instance.id,
+        reason=instance.reason,
+    )
 
 
 def _not_of_others(
