@@ -58,6 +58,18 @@ def test_cdi_has_a_file_for_each_kind(export, tmp_path: Path) -> None:
     assert json.loads(out) == told["xce.io-mig.json"]
 
 
+def test_no_file_of_a_kind_that_is_gone_stays(export, tmp_path: Path) -> None:
+    folder = tmp_path / "etc/cdi"
+    assert export("cdi", "--simulate", "dgx-a100-mig", "--output", folder)[0] == 0
+    (folder / "nvidia.json").write_text("another's", "utf-8")
+    status, _, err = export("cdi", "--simulate", "mi300x", "--output", folder)
+    assert status == 0
+    assert "removed xce.io-mig.json" in err
+    assert sorted(os.listdir(folder)) == ["nvidia.json", "xce.io-gpu.json", "xce.io-nic.json"]
+    assert export("cdi", "--simulate", "dgx-a100-mig", "--kind", "mig", "--output", folder)[0] == 0
+    assert len(os.listdir(folder)) == 4
+
+
 def test_json_has_the_text_of_each_file(export) -> None:
     status, out, _ = export("cdi", "--simulate", "mi300x", "--json")
     assert status == 0
@@ -73,7 +85,7 @@ def test_json_has_the_text_of_each_file(export) -> None:
     [
         (["cdi", "--simulate", "dgx-a100-mig"], "give --kind KIND, or --output FOLDER"),
         (["cdi", "--simulate", "mi300x", "--kind", "mig"], "there are gpu, nic"),
-        (["cdi", "--simulate", "mi300x", "--output", "/nowhere/x"], "name a folder"),
+        (["cdi", "--simulate", "mi300x", "--output", "/dev/null"], "name a folder"),
         (["dra", "--kind", "gpu"], "--kind is for cdi"),
         (["dra", "--interval", "5"], "are for lsf-elim"),
         (["lsf-elim", "--interval", "5", "--json"], "without end"),

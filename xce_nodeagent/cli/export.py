@@ -77,7 +77,7 @@ class _Source(Struct, frozen=True):
     "xce-nodeagent export lsf-elim --interval 60",
     "xce-nodeagent export dra | kubectl apply -f -",
     "xce-nodeagent export cdi --output /etc/cdi",
-    "NCCL_TOPO_FILE=topo.xml, after: xce-nodeagent export nccl-topo --output topo.xml",
+    "xce-nodeagent export nccl-topo --output topo.xml   # for NCCL_TOPO_FILE",
     "xce-nodeagent export prometheus --output /var/lib/node_exporter/xce.prom",
     "MACHINE_RESOURCE_INVENTORY_GPUs = xce-nodeagent export classad",
 )
@@ -174,11 +174,26 @@ def _cdi(session: Session, inventory: Inventory, output: str, kind: str | None) 
             )
         for text in named.values():
             session.show(text)
-    elif not os.path.isdir(output):
-        raise BadRequest(f"--output {output!r}: cdi writes several files; name a folder")
     else:
-        for file, text in named.items():
-            put(session, "--output", os.path.join(output, file), text)
+        _fill(session, output, named, whole=kind is None)
+
+
+def _fill(session: Session, folder: str, files: Mapping[str, str], *, whole: bool) -> None:
+    """Write files to a folder, which is made if need be; if these are all, no other of ours stays.
+
+    A file of a kind that is gone would go on offering it.
+    """
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+    except OSError as error:
+        why = f"--output {folder!r}: {error.strerror}; cdi writes several files: name a folder"
+        raise BadRequest(why) from error
+    for file, text in files.items():
+        put(session, "--output", os.path.join(folder, file), text)
+    for file in sorted(os.listdir(folder)) if whole else ():
+        if file.startswith(f"{VENDOR}-") and file.endswith(".json") and file not in files:
+            os.unlink(os.path.join(folder, file))
+            tell(f"removed {file}: nothing of that kind can be had now")
 
 
 def _repeat(session: Session, source: _Source, output: str, seconds: int) -> None:
