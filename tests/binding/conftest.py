@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,8 @@ class FirstFree:
     def instances(
         self, inventory: Inventory, request: str, *, unavailable: set[str], near: set[str]
     ) -> tuple[str, ...]:
-        free = [i.id for i in inventory.instances if i.type == "gpu" and i.id not in unavailable]
+        cards = [i for i in inventory.instances if i.type == "gpu" and i.healthy]
+        free = [i.id for i in cards if i.id not in unavailable]
         if len(free) < int(request):
             raise BY_CODE["no_fit_now"]("not enough cards are free")
         return tuple(free[: int(request)])
@@ -203,6 +204,7 @@ class Node:
         self.policy: Any = "required"
         self.release = ReleaseConfig()
         self.seen: tuple[Seen, ...] = ()
+        self.without_node: set[str] = set()
         self.open()
 
     def open(self) -> None:
@@ -220,7 +222,13 @@ class Node:
             clock=self.clock,
             uptime=self.uptime,
             release=self.release,
+            look_at_nodes=self.look_at_nodes,
         )
+
+    def look_at_nodes(self, instances: Iterable[Instance], nodes: Iterable[DeviceNode]) -> None:
+        for instance in instances:
+            if instance.id in self.without_node:
+                raise BY_CODE["unhealthy"]("no node", instance=instance.id, reason="no node")
 
     def in_use(self, instance: Instance) -> frozenset[int]:
         return self.cards.in_use(None, instance)

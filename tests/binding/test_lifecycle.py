@@ -63,6 +63,15 @@ def test_a_card_whose_library_has_not_answered_yet_drains_no_node(node, provider
         prepare(node, instances=("GPU-1",))
 
 
+def test_what_has_a_wrong_node_on_disk_is_chosen_by_no_count_and_refused_by_name(node):
+    node.without_node = {"GPU-0", "GPU-2"}
+    with pytest.raises(errors.Unhealthy, match="no node"):
+        prepare(node, instances=("GPU-1", "GPU-2"))
+    assert prepare(node, request="2").instances == ("GPU-1", "GPU-3")
+    with pytest.raises(errors.NoFitNow):
+        prepare(node, job="2", request="1")
+
+
 def test_the_same_prepare_again_gets_the_same_answer_and_changes_nothing(node):
     first = prepare(node, instances=("GPU-1",), attempt="a", ports=(wire.PortAsk(count=2),))
     asked = len(node.books.asked)

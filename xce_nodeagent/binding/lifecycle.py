@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import structs
+
 from xce_nodeagent.binding import answer, place, planner
 from xce_nodeagent.binding.book import Book
 from xce_nodeagent.binding.composer import Composer, Site
@@ -20,18 +22,27 @@ from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.release import Releases
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.verification import Verification
-from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.errors import AgentError, Enforcement, Unhealthy
 from xce_nodeagent.model import name, wire
-from xce_nodeagent.model.binding import Binding, Key
+from xce_nodeagent.model.binding import Binding, Changed, Committed, Key
 from xce_nodeagent.model.config import ReleaseConfig
 from xce_nodeagent.model.instance import DeviceNode, Instance
 from xce_nodeagent.model.inventory import Inventory
-from xce_nodeagent.model.plan import AllowDevice
+from xce_nodeagent.model.plan import AllowDevice, CgroupRef
 from xce_nodeagent.provider import Provider
 
 
 def _not_at_all(instances: Iterable[Instance], nodes: Iterable[DeviceNode]) -> None:
     """Look at no node: where nothing is on a disk."""
+
+
+def _without(inventory: Inventory, instance: str, why: str) -> Inventory:
+    """Give the inventory with an instance that is unhealthy."""
+    instances = tuple(
+        structs.replace(one, healthy=False, reason=why) if one.id == instance else one
+        for one in inventory.instances
+    )
+    return structs.replace(inventory, instances=instances)
 
 
 class Lifecycle:
@@ -119,8 +130,26 @@ class Lifecycle:
                 want = want.in_cgroup(cgroup.path)
             if self.ledger.unseen:
                 raise Enforcement(self.ledger.unseen)
-            inventory = self.inventory()
-            divisible = planner.wants_ports(inventory, want)
+            before = self.book.live.get(key)
+            event = self._planned(want, cgroup, before)
+            binding = self.ledger.commit(event)
+            assert binding is not None  # noqa: S101  # these two events always leave a binding
+            await self._carry_out(binding, before)
+            return answer.prepared(binding)
+
+    def _planned(
+        self, want: Demand, cgroup: CgroupRef | None, before: Binding | None
+    ) -> Committed | Changed:
+        """Plan, with a last look at the nodes on disk.
+
+        What has a wrong one is taken for unhealthy: if it was named, that is the answer, and what
+        was only counted is chosen anew without it.
+        """
+        inventory = self.inventory()
+        divisible = planner.wants_ports(inventory, want)
+        in_use = self._parts.in_use(divisible) if divisible else frozenset()
+        had = set(before.instances) if before else set()
+        while True:
             event = planner.plan(
                 want,
                 inventory=inventory,
@@ -130,19 +159,23 @@ class Lifecycle:
                 selector=self._selector,
                 site=self.site,
                 cgroup=cgroup,
-                ports_in_use=self._parts.in_use(divisible) if divisible else frozenset(),
+                ports_in_use=in_use,
             )
-            before = self.book.live.get(key)
-            if self.site.policy == "required":
-                ids = set(event.instances) - set(before.instances if before else ())
+            if self.site.policy != "required":
+                return event
+            chosen = set(event.instances) - had
+            try:
                 self._look_at_nodes(
-                    [one for one in inventory.instances if one.id in ids],
+                    [one for one in inventory.instances if one.id in chosen],
                     [step.node for step in event.plan.steps if isinstance(step, AllowDevice)],
                 )
-            binding = self.ledger.commit(event)
-            assert binding is not None  # noqa: S101  # these two events always leave a binding
-            await self._carry_out(binding, before)
-            return answer.prepared(binding)
+            except Unhealthy as error:
+                sick = error.details.get("instance", "")
+                if sick not in chosen or not inventory.by_id()[sick].healthy:
+                    raise
+                inventory = _without(inventory, sick, error.details["reason"])
+            else:
+                return event
 
     def _existing(self, want: Demand) -> Binding | None:
         memory = self.site.attempt_memory_seconds
