@@ -54,6 +54,17 @@ def link(number: int) -> Event:
     return Event("change", "net", f"eth{number}")
 
 
+def test_that_events_were_lost_is_news_once_until_it_is_looked_at() -> None:
+    async def scene(looks: Looks, collected: Changes) -> None:
+        assert not collected.lost
+        collected.tell([link(0), LOST])
+        assert collected.lost
+        await looks.came.acquire()
+        assert not collected.lost
+
+    play(scene)
+
+
 def test_what_comes_together_is_looked_at_together() -> None:
     async def scene(looks: Looks, collected: Changes) -> None:
         for number in range(3):

@@ -63,6 +63,11 @@ class Changes:
         self._due = min(self._due, self._loop.time() + after)
         self._wait()
 
+    @property
+    def lost(self) -> bool:
+        """Whether it is told already, and not looked at, that events were lost."""
+        return LOST in self._told
+
     async def close(self) -> None:
         """Look at nothing any more."""
         self._all.cancel()

@@ -327,7 +327,7 @@ class Daemon:
 
     def _event(self, monitor: Monitor | LinkMonitor | SiteWatch) -> None:
         if events := monitor.drain():
-            if LOST in events:
+            if LOST in events and not self._changes.lost:  # one storm is told once
                 log.warning("events of the hardware were lost: all of it is looked at again")
             self.changed(*events)
 
