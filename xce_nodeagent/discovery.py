@@ -264,13 +264,10 @@ def _lost_as_before(name: str, previous: Inventory | None, found: Found) -> Foun
         # What is told of its slices may name it by its place.
         instances = {i: one for i, one in instances.items() if lost.id not in (i, one.parent)}
         for one in kept:
-            instances[one.id] = structs.replace(
-                _as_told(one, previous),
-                healthy=False,
-                reason=lost.reason,
-                drained=False,
-                held_by=None,
-            )
+            same = structs.replace(_as_told(one, previous), drained=False, held_by=None)
+            if lost.id not in found.kept:
+                same = structs.replace(same, healthy=False, reason=lost.reason)
+            instances[one.id] = same
     return structs.replace(found, instances=tuple(instances.values()))
 
 

@@ -30,6 +30,9 @@ class Found(Struct, frozen=True, kw_only=True):
     bus). What was known of them, and of the slices of such a card, stays and is unhealthy; where
     not even the id is told, the PCI address says which one it was.
 
+    `kept` are those of them that nobody asked, because they are drained: what was known of them
+    stays as it was.
+
     `links` are those between the cards, for `topology.links` of the inventory. `types` are those
     of a site's own; `faults` say what was left out of the instances, and why.
     """
@@ -39,6 +42,7 @@ class Found(Struct, frozen=True, kw_only=True):
     instances: tuple[Instance, ...] = ()
     control: tuple[ControlNode, ...] = ()
     lost: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
     links: tuple[Link, ...] = ()
     types: tuple[ResourceType, ...] = ()
     faults: tuple[str, ...] = ()

@@ -278,6 +278,14 @@ class Helper:
                 meanwhile()
         return await asked.answer
 
+    def drop(self, why: str) -> None:
+        """Let this one go, which ends by that; the next call gets another."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+            for asked in line.waiting:
+                asked.settle(None, self._unavailable(why))
+
     def close(self) -> None:
         """Let the helper go; what is not answered fails."""
         self._closed = True

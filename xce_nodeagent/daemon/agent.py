@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -15,13 +16,17 @@ from xce_nodeagent.binding.join import join
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.binding.verification import GONE
+from xce_nodeagent.daemon.cards import NEWS, Cards
 from xce_nodeagent.daemon.connection import Peer
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.errors import AgentError, BadRequest, NotPermitted, NotReady, UnknownInstance
 from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.model import wire
 from xce_nodeagent.model.binding import Binding, Drained, Undrained
+from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, with_holders
+
+log = logging.getLogger(__name__)
 
 REASON_LIMIT = 1024
 DOCTOR_SECONDS = 5.0
@@ -36,6 +41,7 @@ class Agent:
         lifecycle: Lifecycle,
         executor: Executor,
         survey: Survey,
+        cards: Cards,
         *,
         prepare_uids: frozenset[int],
         examine: Callable[[bool], Awaitable[tuple[wire.Check, ...]]],
@@ -43,6 +49,7 @@ class Agent:
         self._lifecycle = lifecycle
         self._executor = executor
         self._survey = survey
+        self._cards = cards
         self._prepare_uids = prepare_uids
         self._examine = examine
         self._examining = asyncio.Lock()
@@ -141,25 +148,39 @@ class Agent:
         """Keep an instance from being granted. Who holds it keeps it."""
         if not ask.reason or len(ask.reason) > REASON_LIMIT or not ask.reason.isprintable():
             raise BadRequest(f"reason: expected 1 to {REASON_LIMIT} printable characters")
-        self._known(ask.id)
+        instance = self._known(ask.id)
         self._lifecycle.ledger.commit(Drained(id=ask.id, reason=ask.reason))
         self._survey.publish()
+        await self._cards.let_go(instance)
 
     async def undrain(self, peer: Peer, ask: wire.Undrain) -> None:
-        """Let an instance be granted again; one that vanished while drained can be named too."""
-        if ask.id not in self._lifecycle.book.drained:
-            self._known(ask.id)
-            return
-        self._lifecycle.ledger.commit(Undrained(id=ask.id))
+        """Let an instance be granted again; one that vanished while drained can be named too.
+
+        It is also the word that it is in order, whatever was heard of it.
+        """
+        drained = ask.id in self._lifecycle.book.drained
+        instance = self.inventory().by_id().get(ask.id) if drained else self._known(ask.id)
+        if instance is not None and drained:
+            try:
+                await self._cards.reopen(instance)
+                await self._survey.refresh((NEWS,))
+            except (AgentError, OSError) as error:
+                log.error("%s is undrained, and cannot be looked at: %s", ask.id, error)
+        if drained:
+            self._lifecycle.ledger.commit(Undrained(id=ask.id))
+        if instance is not None:
+            self._cards.undrained(instance)
         self._survey.publish()
 
-    def _known(self, instance: str) -> None:
-        if instance not in self.inventory().by_id():
+    def _known(self, instance: str) -> Instance:
+        found = self.inventory().by_id().get(instance)
+        if found is None:
             raise UnknownInstance(
                 f"instance {instance[:100]!r} is not in this host's inventory:"
                 " `xce-nodeagent inventory` shows what is",
                 instance=instance[:100],
             )
+        return found
 
     async def doctor(self, peer: Peer, ask: wire.Doctor) -> wire.Checks:
         """Look at everything that the agent depends on; with `repair`, put every fence right."""

@@ -20,12 +20,13 @@ from xce_nodeagent.privileged.ops import Taken
 
 
 class Examined(Struct, frozen=True, kw_only=True):
-    """What is looked at. `helpers` are the binder, the prober, the witness, and others."""
+    """What is looked at. `helpers` are the binder, the witness, and others."""
 
     config: Config
     enforced: bool
     taken: Taken | None
     helpers: tuple[Helper, ...]
+    cards: Sequence[Check]
     ledger: Ledger
     lifecycle: Lifecycle
     inventory: Inventory | None
@@ -42,7 +43,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         repaired = doctor.repairs(await it.upkeep.repair())
     # What asks helpers comes first: whether there are any is known then.
     differing = await verification.compare()
-    binder, _, witness = it.helpers[:3]
+    binder, witness = it.helpers[:2]
     strangers = await doctor.strangers(book, it.managed, witness)
     no_binder = binder.missing if it.enforced else ""
     return (
@@ -54,6 +55,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         ),
         *await bookkeeping.checks(it.ledger, now, enforced=it.enforced),
         *doctor.discovery(it.inventory),
+        *it.cards,
         *doctor.bindings(book, verification, differing, no_binder),
         *doctor.verification(verification, now, no_binder),
         *doctor.reloads(it.upkeep.reloads if it.upkeep else None),

@@ -26,6 +26,7 @@ from xce_nodeagent.privileged.binder import Binder
 from xce_nodeagent.privileged.capability import Capability
 from xce_nodeagent.privileged.door import Inherited, Listening
 from xce_nodeagent.privileged.inherited import close_inherited
+from xce_nodeagent.privileged.listener import Listener
 from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.prober import Prober
 from xce_nodeagent.privileged.role import Role
@@ -199,6 +200,13 @@ def _roles(
             nvml.load_bindings()
         return Prober(nvml.probe, patience=config.agent.library_seconds)
 
+    def listener(_: Log) -> Work:
+        from xce_nodeagent.host import nvml, telemetry  # noqa: PLC0415  # in the listener alone
+
+        if os.path.exists(nvml.DRIVER):
+            nvml.load_bindings()  # see above
+        return Listener(telemetry.Session, patience=config.agent.library_seconds)
+
     def witness(_: Log) -> Work:
         # It looks through all of /proc while jobs start and end: they come first.
         os.nice(WITNESS_NICE)
@@ -220,6 +228,14 @@ def _roles(
             descriptors=True,
         ),
         Role("prober", ops.ProberRequest, prober, seccomp.PROBER, probing if root else None),
+        Role(
+            "listener",
+            ops.ListenerRequest,
+            listener,
+            seccomp.PROBER,
+            probing if root else None,
+            descriptors=True,
+        ),
         Role(
             "witness",
             ops.WitnessRequest,

@@ -26,6 +26,7 @@ from xce_nodeagent.binding.supply import Dial, Supply
 from xce_nodeagent.daemon import reporting
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
+from xce_nodeagent.daemon.cards import NEWS, Cards
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
 from xce_nodeagent.daemon.foreign import foreign
@@ -37,11 +38,10 @@ from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.daemon.upkeep import Heart, Upkeep, reload_watch
-from xce_nodeagent.daemon.vendor import LIBRARY_GRACE, Vendor
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
 from xce_nodeagent.host import Host
 from xce_nodeagent.host import cgroup as host_cgroup
-from xce_nodeagent.host.event import AGAIN, LIBRARY, LOST, REPORTED, Event
+from xce_nodeagent.host.event import AGAIN, LOST, REPORTED, Event
 from xce_nodeagent.host.linkmonitor import LinkMonitor
 from xce_nodeagent.host.sitewatch import SiteWatch
 from xce_nodeagent.host.udev import Monitor
@@ -54,7 +54,6 @@ from xce_nodeagent.privileged.notify import Notify
 from xce_nodeagent.privileged.ops import (
     BinderAnswer,
     Manage,
-    ProberAnswer,
     Take,
     Taken,
     WitnessAnswer,
@@ -115,16 +114,15 @@ class Daemon:
             deadline=BINDER_SECONDS,
             linger=BINDER_LINGER,
         )
-        # A library that hung one prober would hang the next: one is enough.
-        patience = config.agent.library_seconds + LIBRARY_GRACE
-        self.prober = Helper("prober", self._supply, ProberAnswer, deadline=patience, generations=1)
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
-        self._vendor = Vendor(self.prober, self._ask)
-        host.probe = lambda _: self._vendor.last
+        self._cards = Cards(
+            config, host, self._supply, where.state, self.ledger, answered=self._ask
+        )
         runner, pause = reporting.runner(config.reporter, self._supply)
         self._reporting = Reporting(runner, lambda: self.changed(REPORTED), interval=pause)
         host.report = (lambda: self._reporting.last) if runner else None
-        self._helpers = (self.binder, self.prober, self.witness, *((runner,) if runner else ()))
+        own = (self._cards.prober, self._cards.listener, *((runner,) if runner else ()))
+        self._helpers = (self.binder, self.witness, *own)
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
         self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
         self._executor = Executor(
@@ -139,7 +137,9 @@ class Daemon:
             node=config.agent.node,
             fence=self._fence,
             foreign=self._foreign,
+            judge=self._cards.judge,
         )
+        self._cards.publish = self.survey.publish
         self._mounted = host_cgroup.mounts(host.read("/proc/self/mountinfo") or "")
         self._prepare_uids = frozenset({0, own_uid, *config.access.prepare_uids})
 
@@ -186,7 +186,8 @@ class Daemon:
         on_signal = asyncio.get_running_loop().add_signal_handler
         for number in (signal.SIGTERM, signal.SIGINT):
             on_signal(number, self._stop.set)
-        on_signal(signal.SIGHUP, self._look_anew)
+        # Somebody asks for it: they may have repaired what hung.
+        on_signal(signal.SIGHUP, lambda: self.changed(LOST, after=0))
         self._heart = Heart(self._notify)
         self._changes = Changes(self._look)
         try:
@@ -240,8 +241,10 @@ class Daemon:
         self._spawn(self._start_witness())
         await self._compare(lifecycle.site)
         self.survey.subscribe(lambda found: rebuild.withhold(self.ledger, found))
-        await asyncio.gather(self._vendor.ask(), self._reporting.start())
+        self.survey.subscribe(self._cards.published)
+        await asyncio.gather(self._cards.ask(), self._reporting.start())
         await self.survey.refresh()
+        self._cards.start()
         counts = await recover(self.ledger, self._executor, lifecycle)
         if counts:
             text = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
@@ -269,6 +272,7 @@ class Daemon:
             lifecycle,
             self._executor,
             self.survey,
+            self._cards,
             prepare_uids=self._prepare_uids,
             examine=self._examine,
         )
@@ -302,7 +306,7 @@ class Daemon:
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._vendor.close()
+        await self._cards.close()
         self._reporting.close()
         for helper in self._helpers:
             helper.close()
@@ -333,18 +337,14 @@ class Daemon:
 
     def changed(self, *events: Event, after: float = SETTLE_SECONDS) -> None:
         """Have looked at what these events concern, a little later and together with others."""
-        self._vendor.tell(events)
+        self._cards.tell(events)
         self._changes.tell(events, after=after)
-
-    def _look_anew(self) -> None:
-        """Somebody asks for it: they may have repaired what hung."""
-        self.changed(LOST, after=0)
 
     async def _look(self, events: Collection[Event]) -> None:
         self._host.held_ports = frozenset(self.ledger.book.ports_held())
         await self.survey.refresh(events)
         # What the bus tells is told at once; a library may take seconds for its part.
-        if self._vendor.concerned(events):
+        if self._cards.concerned(events):
             self._ask()
         self._retry()
 
@@ -357,8 +357,8 @@ class Daemon:
         self._spawn(self._ask_library())
 
     async def _ask_library(self) -> None:
-        await self._vendor.ask()
-        self.changed(Event("change", LIBRARY, "nvidia"), after=0)
+        await self._cards.ask()
+        self.changed(NEWS, after=0)
 
     def _unfinished(self) -> bool:
         current = self.survey.current
@@ -380,6 +380,7 @@ class Daemon:
             enforced=self._enforced,
             taken=self.taken,
             helpers=self._helpers,
+            cards=self._cards.checks(),
             ledger=self.ledger,
             lifecycle=self._lifecycle,
             inventory=self.survey.current,

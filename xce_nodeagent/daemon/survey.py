@@ -31,7 +31,8 @@ Listener = Callable[[Inventory], None]
 class Survey:
     """Holds the inventory. `fence` is called with the managed devices before they are published.
 
-    `foreign` says of which devices the binder would not hear, and why.
+    `foreign` says of which devices the binder would not hear, and why. `judge` marks what is
+    unhealthy for a reason that a look does not see.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Survey:
         node: str,
         fence: Callable[[frozenset[Device]], Awaitable[None]],
         foreign: Callable[[frozenset[Device]], Mapping[Device, str]],
+        judge: Callable[[Inventory], Inventory] = lambda inventory: inventory,
     ) -> None:
         self.current: Inventory | None = None
         self._raw: Inventory | None = None
@@ -54,6 +56,7 @@ class Survey:
         self._discovery = Discovery(host, providers)
         self._fence = fence
         self._foreign = foreign
+        self._judge = judge
         self._listeners: list[Listener] = []
         self._seen, self._number = ledger.hardware()
         self._managed: frozenset[Device] | None = None
@@ -127,9 +130,12 @@ class Survey:
         if self._raw is None:
             return
         drained = self._ledger.book.drained
+        judged = self._judge(self._raw)
+        if judged is not self._raw:
+            counts = discovery.counters(judged.instances, self._providers)
+            judged = structs.replace(judged, counters=counts)
         found = structs.replace(
-            self._raw,
-            instances=tuple(_with_drain(i, drained) for i in self._raw.instances),
+            judged, instances=tuple(_with_drain(i, drained) for i in judged.instances)
         )
         numbered, seen, number = advance(found, self._seen, self._number)
         if seen != self._seen or number != self._number:

@@ -53,19 +53,24 @@ class Prober(Protocol):
 
 
 class Vendor:
-    """One vendor's library. `answered` is called when a scan is due because of what it said."""
+    """One vendor's library. `answered` is called when a scan is due because of what it said.
+
+    `only` gives the cards that may be opened; None is all of them.
+    """
 
     def __init__(
         self,
         prober: Prober,
         answered: Callable[[], None],
         *,
+        only: Callable[[], tuple[str, ...] | None] = lambda: None,
         patience: float = PATIENCE,
         retry: float = RETRY,
     ) -> None:
         self.last: Answer = ("not_yet", "the library has not answered yet", {})
         self._prober = prober
         self._answered = answered
+        self._only = only
         self._patience = patience
         self._retry = self._pause = retry
         self._hung: set[str] = set()
@@ -109,6 +114,24 @@ class Vendor:
         self._pause = self._retry
         self._outdated = self._asking is not None
 
+    @property
+    def hung(self) -> frozenset[str]:
+        """What is left alone."""
+        return frozenset(self._hung)
+
+    def blame(self, what: str) -> None:
+        """Leave alone what hung a helper."""
+        if what not in self._hung and len(self._hung) < HUNG_LIMIT:
+            log.warning("%s hung a prober: it is left alone until something changes", what)
+            self._hung.add(what)
+
+    async def idle(self, seconds: float = PATIENCE) -> bool:
+        """Wait until no question is open; say whether that is so."""
+        if self._asking is None:
+            return True
+        done, _ = await asyncio.wait({self._asking}, timeout=seconds)
+        return bool(done)
+
     def close(self) -> None:
         """Ask no more."""
         if self._asking is not None:
@@ -132,8 +155,9 @@ class Vendor:
 
     async def _answer(self) -> Answer:
         while True:
+            asked = Probe("nvidia", tuple(sorted(self._hung)), self._only())
             try:
-                answer = await self._prober.call(Probe("nvidia", tuple(sorted(self._hung))))
+                answer = await self._prober.call(asked)
             except AgentError as error:
                 self._ask_later()
                 return "error", f"the prober does not answer: {error.message}", {}
@@ -141,11 +165,10 @@ class Vendor:
             if fact.pending(answer.facts):
                 self._ask_later()
             hung = answer.facts.get("hung", "")
-            known = hung in self._hung if isinstance(hung, str) else True
+            known = hung in asked.skip if isinstance(hung, str) else True
             if not hung or known or len(self._hung) >= HUNG_LIMIT:
                 return answer.state, answer.reason, answer.facts
-            log.warning("%s hung a prober: it is left alone until something changes", hung)
-            self._hung.add(hung)
+            self.blame(hung)
 
     def _ask_later(self) -> None:
         """No event tells when there is a prober again, or when a fabric has come up."""

@@ -72,6 +72,7 @@ class _Device(Struct):
     missing: dict[_Text, _Text] | UnsetType = UNSET
     lost: _Text | UnsetType = UNSET
     skipped: bool | UnsetType = UNSET
+    closed: bool | UnsetType = UNSET
     mig: Annotated[list[_Slice], Meta(max_length=_SLICES)] | UnsetType = UNSET
 
 

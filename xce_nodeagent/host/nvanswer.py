@@ -34,6 +34,15 @@ def ask_many(
         facts.setdefault("missing", {})[what] = f"{type(error).__name__}: {error}"
 
 
+def card_at(nvml: Any, address: str) -> Any:
+    """Give the handle of the card at a PCI address.
+
+    NVML takes a card up when its handle is asked for, and no other one for this (reference:
+    nvmlInit_v2, nvmlDeviceGetHandleByPciBusId_v2).
+    """
+    return nvml.nvmlDeviceGetHandleByPciBusId(address)
+
+
 def pci_address(bus_id: str) -> str:
     """Write NVML's bus id (`00000000:1B:00.0`) as sysfs does (`0000:1b:00.0`)."""
     match = re.fullmatch(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", bus_id)

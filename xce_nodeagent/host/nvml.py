@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from xce_nodeagent.host import nvlink, nvmig
-from xce_nodeagent.host.nvanswer import ask, ask_many, pci_address
+from xce_nodeagent.host.nvanswer import ask, ask_many, card_at, pci_address
 
 DRIVER = "/proc/driver/nvidia"
 """There when the kernel's driver is loaded."""
@@ -36,12 +36,17 @@ def load_bindings() -> None:
     import pynvml  # noqa: F401, PLC0415  # only where there is a driver: it takes 6 MB
 
 
-def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = None) -> Answer:
+def probe(
+    skip: Collection[str] = (),
+    started: Callable[[str], None] | None = None,
+    only: Collection[str] | None = None,
+) -> Answer:
     """Ask the library about all devices: (state, reason, facts), as `Probed` has them.
 
     `started` is told what is asked next, so that somebody knows where a probe hangs: a call that is
     about no device by its name, a device by its place in NVML's order as long as only that is
     known, then by its PCI address. What `skip` names in these words is not asked: it hung before.
+    `only`: open the cards at these PCI addresses and no others.
 
     `facts` has `driver_version cuda_version` and `devices`; `host/fact.py` lists what is told of a
     device, of a slice of one and of its links. A device has besides `missing` (fact: reason) for
@@ -62,6 +67,8 @@ def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = No
         return "error", str(error), {}
     except OSError as error:
         return "none", f"no NVIDIA driver library: {error}", {}
+    if only is not None and not only:
+        return "found", "", {"devices": []}
     import pynvml  # noqa: PLC0415  # see above
 
     try:
@@ -74,7 +81,7 @@ def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = No
         later = (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNINITIALIZED)
         return "not_yet" if error.value in later else "error", reason, {}
     try:
-        return "found", "", _facts(pynvml, begin)
+        return "found", "", _facts(pynvml, begin, only)
     except _LeftAloneError as error:
         return "error", str(error), {}
     except pynvml.NVMLError as error:
@@ -85,7 +92,7 @@ def probe(skip: Collection[str] = (), started: Callable[[str], None] | None = No
             pynvml.nvmlShutdown()
 
 
-def _facts(nvml: Any, begin: Callable[[str], None]) -> dict[str, Any]:
+def _facts(nvml: Any, begin: Callable[[str], None], only: Collection[str] | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"devices": []}
     for name, what, call in (
         ("driver_version", "nvmlSystemGetDriverVersion", _driver_version),
@@ -96,6 +103,9 @@ def _facts(nvml: Any, begin: Callable[[str], None]) -> dict[str, Any]:
             ask(nvml, facts, name, call, nvml)
         except _LeftAloneError as error:
             facts.setdefault("missing", {})[name] = str(error)
+    if only is not None:
+        facts["devices"] = [_named(nvml, address, begin) for address in sorted(only)]
+        return facts
     begin("nvmlDeviceGetCount")
     for index in range(min(nvml.nvmlDeviceGetCount(), CARDS_LIMIT)):
         device: dict[str, Any] = {"nvml_index": index}
@@ -115,6 +125,21 @@ def _facts(nvml: Any, begin: Callable[[str], None]) -> dict[str, Any]:
             continue
         _device(nvml, handle, device)
     return facts
+
+
+def _named(nvml: Any, address: str, begin: Callable[[str], None]) -> dict[str, Any]:
+    """Ask the card at an address, and take up no other one for that."""
+    device: dict[str, Any] = {"pci_address": address}
+    try:
+        begin(address)
+        handle = card_at(nvml, address)
+    except _LeftAloneError:
+        device["skipped"] = True
+    except nvml.NVMLError as error:
+        device["lost"] = str(error)
+    else:
+        _device(nvml, handle, device)
+    return device
 
 
 class _LeftAloneError(Exception):

@@ -5,9 +5,9 @@ role's requests and of nothing else; what does not decode, or is longer than the
 attack or a bug, and the helper logs it and exits. What is well-formed but cannot be done (the
 cgroup is populated, the kernel refuses) is answered with `Failed`, which names a pinned error.
 
-Roles: the binder changes the kernel's state, the prober asks vendor libraries, the witness looks
-who holds what, the runner runs the site's reporter. The supervisor hands out helpers, and knows
-nothing else.
+Roles: the binder changes the kernel's state, the prober asks vendor libraries, the listener hears
+what cards tell by themselves, the witness looks who holds what, the runner runs the site's
+reporter. The supervisor hands out helpers, and knows nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from msgspec import Struct
 
 from xce_nodeagent.model.plan import Backend, CgroupRef
 from xce_nodeagent.model.rule import Device, Rule
+from xce_nodeagent.privileged.vendorops import Heard, Listen, Probe, Probed
+
+__all__ = ["Heard", "Listen", "Probe", "Probed"]
+"""What comes from elsewhere: the part of the table that is about vendors' libraries."""
 
 MESSAGE_LIMIT = 128 * 1024
 """Bytes of one message. The largest is `Manage` on a host of 8 GPUs with every MIG slice."""
@@ -27,7 +31,7 @@ RECORD_LIMIT = 56 * 1024
 """Bytes of a binding's record. With its mark it is one extended attribute, of at most 64 KiB, and a
 message has room for two."""
 
-Role = Literal["binder", "prober", "witness", "runner"]
+Role = Literal["binder", "prober", "listener", "witness", "runner"]
 
 
 # ---- the supervisor -------------------------------------------------------------------------
@@ -267,24 +271,6 @@ class Done(Struct, frozen=True, tag="done"):
     """It is done."""
 
 
-# ---- the prober -----------------------------------------------------------------------------
-
-
-class Probe(Struct, frozen=True, tag="probe"):
-    """Ask a vendor's library about its devices; those in `skip` hung a prober before."""
-
-    vendor: Literal["nvidia"]
-    skip: tuple[str, ...] = ()
-
-
-class Probed(Struct, frozen=True, tag="probed"):
-    """What the library said, as `host/nvml.py` describes it, or why it said nothing."""
-
-    state: Literal["found", "none", "not_yet", "error"]
-    reason: str
-    facts: dict[str, Any]
-
-
 # ---- the witness ----------------------------------------------------------------------------
 
 
@@ -376,6 +362,8 @@ BinderRequest = Take | Manage | Bind | Unbind | Verify | VerifyHome | Join | Lis
 BinderAnswer = Taken | Unbound | Verified | HomeVerified | Killed | Done | Listed | Failed
 ProberRequest = Probe
 ProberAnswer = Probed | Failed
+ListenerRequest = Listen
+ListenerAnswer = Heard | Failed
 WitnessRequest = Look
 WitnessAnswer = Looked | Failed
 RunnerRequest = Report

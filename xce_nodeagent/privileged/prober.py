@@ -24,8 +24,9 @@ from xce_nodeagent.privileged.syscall import call
 Answer = tuple[str, str, dict[str, Any]]
 """State, reason and facts, as ops.Probed has them."""
 
-Probe = Callable[[tuple[str, ...], Callable[[str], None]], Answer]
-"""Asks the library: what to skip, and whom to tell each device before it is asked."""
+Probe = Callable[[tuple[str, ...], Callable[[str], None], tuple[str, ...] | None], Answer]
+"""Asks the library: what to skip, whom to tell each device before it is asked, and which devices
+to open; None is all."""
 
 FUSE_AFTER = 2.0
 """Seconds after that until the timer kills."""
@@ -55,7 +56,7 @@ class Prober:
 
         def ask() -> None:
             try:
-                result.append(self._probe(request.skip, asked.append))
+                result.append(self._probe(request.skip, asked.append, request.only))
             except BaseException as error:  # noqa: BLE001  # it is raised again, below
                 result.append(error)
 

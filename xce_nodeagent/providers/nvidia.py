@@ -80,7 +80,8 @@ class Nvidia:
                 instances=instances,
                 # A card that is lost tells of no slices; jobs may have them.
                 control=(*nodes.control(), *nodes.unknown_slices(instances)),
-                lost=frozenset(card.id for card in machine.cards if card.lost),
+                lost=frozenset(card.id for card in machine.cards if card.lost or card.closed),
+                kept=frozenset(card.id for card in machine.cards if card.closed),
                 links=machine.links,
             )
         driver = bool(host.names(nvidia.DRIVER))
@@ -170,6 +171,11 @@ class _Card(Struct, kw_only=True):
     @property
     def id(self) -> str:
         return self.uuid or f"gpu-{self.address}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is drained, so that nobody asks it."""
+        return bool(self.device.get("closed"))
 
 
 class _Machine:

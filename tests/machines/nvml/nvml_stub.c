@@ -30,6 +30,8 @@
  * Of any of them: `lost=1` answers every call but the PCI one with NVML_ERROR_GPU_IS_LOST,
  * `hang=KEY` and `hang=FUNCTION` block for ever, `fail=FUNCTION:CODE` returns the code. Before it
  * blocks, the name of the function is written to the file that XCE_NVML_HUNG names.
+ *
+ * What cards tell of their health while they run is in `health.h`.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -47,6 +49,8 @@ struct device {
 	char line[4200];
 	enum kind kind;
 	int card; /* the place of the card that it belongs to; its own for a card */
+	int node; /* the descriptor of its node; 0 while it is not open */
+	int watched; /* its events are asked for */
 };
 
 struct pci {
@@ -91,7 +95,7 @@ struct platform {
 
 static struct device devices[600];
 static int count, started, init_result, told_count;
-static char driver[80], hangs[80], fails[64][90];
+static char driver[80], hangs[80], fails[64][90], fifo[200];
 static int failing;
 static unsigned slow, cuda;
 
@@ -150,7 +154,8 @@ static int load(void)
 
 	count = init_result = slow = cuda = failing = 0;
 	told_count = -1;
-	driver[0] = hangs[0] = 0;
+	driver[0] = hangs[0] = fifo[0] = 0;
+	memset(devices, 0, sizeof devices);
 	if (!file)
 		return DRIVER_NOT_LOADED;
 	while (fgets(line, sizeof line, file)) {
@@ -167,6 +172,8 @@ static int load(void)
 			snprintf(hangs, sizeof hangs, "%.79s", line + 5);
 		} else if (!strncmp(line, "fail ", 5) && failing < 64) {
 			snprintf(fails[failing++], sizeof fails[0], "%.89s", line + 5);
+		} else if (!strncmp(line, "events ", 7)) {
+			snprintf(fifo, sizeof fifo, "%.199s", line + 7);
 		} else if (!strncmp(line, "slow ", 5)) {
 			slow = (unsigned)atoi(line + 5);
 		} else if (count < 600 && (!strncmp(line, "gpu", 3) || !strncmp(line, "mig", 3) ||
@@ -287,9 +294,14 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
 int nvmlShutdown(void)
 {
+	int i;
+
 	ENTER(NULL);
 	if (!started)
 		return UNINITIALIZED;
+	for (i = 0; i < count; i++)
+		if (devices[i].node)
+			close(devices[i].node);
 	started = 0;
 	return SUCCESS;
 }
@@ -338,6 +350,19 @@ int nvmlDeviceGetCount_v2(unsigned *out)
 	return SUCCESS;
 }
 
+/* Take a card up: its node is open from now on, and longer by a byte. */
+static int taken_up(struct device *device, struct device **out)
+{
+	char path[200];
+
+	if (!device->node && get(device, "node", path, sizeof path) == SUCCESS)
+		device->node = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+	if (device->node > 0 && write(device->node, ".", 1) != 1)
+		return NO_PERMISSION;
+	*out = device;
+	return SUCCESS;
+}
+
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
 {
 	int i;
@@ -346,8 +371,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
 	for (i = 0; i < count; i++)
 		if (devices[i].kind == CARD && index-- == 0) {
 			ENTER(&devices[i]);
-			*out = &devices[i];
-			return SUCCESS;
+			return taken_up(&devices[i], out);
 		}
 	return INVALID;
 }
@@ -746,3 +770,5 @@ int nvmlComputeInstanceGetInfo_v2(struct device *one, struct compute_instance *o
 	out->placement = (struct placement){ place[0], place[1] };
 	return SUCCESS;
 }
+
+#include "health.h"
