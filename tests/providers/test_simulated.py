@@ -8,7 +8,7 @@ import pytest
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.host import Host
 from xce_nodeagent.model.plan import AllowDevice
-from xce_nodeagent.provider import Grant
+from xce_nodeagent.provider import Found, Grant
 from xce_nodeagent.providers import simulated
 
 
@@ -16,8 +16,8 @@ def found(profile: str, **more: str):
     return simulated.PROVIDER.discover(Host(simulate=profile, **more))
 
 
-def test_no_profile_is_no_machine() -> None:
-    assert found("").state == "none"
+def test_no_profile_is_no_machine_and_nobody_is_told() -> None:
+    assert found("") == Found()
 
 
 def test_an_unknown_profile_is_a_fault_that_names_those_that_there_are() -> None:

@@ -51,3 +51,7 @@ def test_links_and_what_is_new_are_no_trouble(big) -> None:
     big["topology"]["links"] = [link]
     big["topology"]["weather"] = big["weather"] = "fair"
     assert cards[0] in table.inventory_table(big)
+
+
+def test_a_host_with_nothing_says_so(big: dict[str, Any]) -> None:
+    assert table.inventory_table({**big, "instances": []}).splitlines()[2] == "no instances"

@@ -96,7 +96,8 @@ def inventory_table(inventory: dict[str, Any]) -> str:
     source = "the agent" if inventory["source"] == "agent" else "this command, not the agent"
     title = Text(f"{inventory['node']}, as seen by {source}", style="bold")
     generation = Text(f"generation {inventory['generation']}")
-    grid = _instances(inventory["instances"], columns())
+    found = inventory["instances"]
+    grid = _instances(found, columns()) if found else Text("no instances")
     at_least = _longest([grid.plain, generation.plain])
     return (
         rendered(title, generation, at_least=at_least)

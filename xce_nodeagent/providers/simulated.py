@@ -43,7 +43,7 @@ class Simulated:
     def discover(self, host: Host) -> Found:
         """Build the profile's instances. Raise BadConfig where there is no such profile."""
         if not host.simulate:
-            return Found(state="none", reason="no profile is configured")
+            return Found()  # nobody misses it
         profile = load(host.simulate)
         taken = character_drivers(host.read("/proc/devices") or "")
         majors = [major for major in LOCAL_MAJORS if major not in taken]
