@@ -336,7 +336,7 @@ def _order(instance: Instance) -> tuple[Any, ...]:
 
 def _attributes(host: Host, cpu: dict[str, Any]) -> dict[str, Any]:
     """Give the facts of the host itself; nothing that changes while it runs."""
-    memory = re.search(r"MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "")
+    memory = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", host.read("/proc/meminfo") or "")
     # A recorded machine is its sys, proc and dev: what else there is, it has as an answer.
     release = host.answer("os-release", lambda: host.read("/etc/os-release") or "", str) or ""
     system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,27 @@ def test_links_that_lead_out_are_none(host: Host, link: str) -> None:
 
 def test_what_has_no_end_or_no_writer_holds_nobody_up(host: Host) -> None:
     os.mkfifo(host.root / "fifo")
-    assert host.read("/fifo") == ""
+    reader = os.open(host.root / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(host.root / "fifo", os.O_WRONLY)
+    os.write(writer, b"for others")
+    assert host.read("/fifo") is None
+    assert os.read(reader, 99) == b"for others"
+    os.close(reader)
+    os.close(writer)
     (host.root / "folder").mkdir()
     assert host.read("/folder") is None
     assert host.names("/sys/devices/a/number") == ()
     with (host.root / "endless").open("wb") as file:
         file.truncate(1 << 40)
     assert len(host.read("/endless", limit=1 << 16) or "") <= 1 << 17
+
+
+@pytest.mark.needs("root")
+def test_no_device_is_opened(host: Host) -> None:
+    """Some do something then: a watchdog starts, a tape is wound back."""
+    os.mknod(host.root / "zero", 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+    assert host.read("/zero", limit=8) is None
+    assert host.real("/zero") == "/zero"
 
 
 def test_a_folder_that_is_gone_leads_nowhere(host: Host) -> None:

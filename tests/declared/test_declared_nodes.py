@@ -97,6 +97,23 @@ def test_no_node_in_a_folder_of_others_is_followed(nodes):
             declared.node(str(link))
 
 
+def test_no_link_in_a_folder_of_others_is_followed(nodes):
+    """They could lead to any other device that root keeps in a folder of its own."""
+    nodes.make("own/a", 3)
+    shared = nodes.folder / "shared"
+    shared.mkdir()
+    (shared / "way").symlink_to("../own")
+    (nodes.folder / "to").symlink_to("shared/way/a")
+    assert declared.node(f"{nodes.folder}/to").path == f"{nodes.folder}/own/a"
+    pattern = f"{nodes.folder}/*/*"
+    assert f"{shared}/way" in list(declared.matching([pattern]))
+    shared.chmod(0o1777)
+    for one in (f"{shared}/way/a", f"{nodes.folder}/to"):
+        with pytest.raises(NoNode, match=f"others than root can write in {shared}"):
+            declared.node(one)
+    assert list(declared.matching([pattern])) == [f"{nodes.folder}/own/a"]
+
+
 @pytest.mark.parametrize("name", ["null", "full", "tty", "ptmx", "console"])
 def test_what_the_host_lives_by_is_refused_though_root_declares_it(name):
     found = declared.node(f"/dev/{name}")

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xce_nodeagent.model.declaration import allowed, schema
-from xce_nodeagent.model.declared import INSTANCES_LIMIT, SIZE_LIMIT, read, read_report
+from xce_nodeagent.model.declared import (
+    FAULTS_LIMIT,
+    INSTANCES_LIMIT,
+    SIZE_LIMIT,
+    TYPES_LIMIT,
+    read,
+    read_report,
+)
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())
 
@@ -145,11 +152,33 @@ def test_there_is_an_end_of_it():
         in read_report(json.dumps({"instance": many}).encode()).faults[0]
     )
     assert not read_report(json.dumps({"instance": many[1:]}).encode()).faults
+    half = "".join(f'[[instance]]\nid = "a{{0}}{n}"\ntype = "b"\n' for n in range(129))
+    found = read({"a.toml": half.format("a"), "b.toml": half.format("b")})
+    assert (len(found.instances), len(found.faults)) == (129, 1)
+    types = {f"t{n}": {} for n in range(TYPES_LIMIT + 1)}
+    assert (
+        "expected at most 64 types" in read_report(json.dumps({"type": types}).encode()).faults[0]
+    )
+    wrong = [{f"x{n}": 1} for n in range(INSTANCES_LIMIT)]
+    faults = read_report(json.dumps({"instance": wrong}).encode()).faults
+    assert len(faults) == FAULTS_LIMIT + 1
+    assert faults[-1] == f"the document: {3 * INSTANCES_LIMIT - FAULTS_LIMIT} more faults"
     assert read_report(b" " * (SIZE_LIMIT + 1)).faults == (f"expected at most {SIZE_LIMIT} bytes",)
     for deep in (b"[" * SIZE_LIMIT, b'{"instance":' * 1000 + b"1" + b"}" * 1000, b"\xff{}", b""):
         assert (
             read_report(deep).faults[0].startswith(("expected JSON", "instance: expected a list"))
         )
+
+
+@pytest.mark.parametrize(
+    "number", ["1" * 5000, "0x" + "f" * 5000, str(1 << 63), "[" * 300 + "]" * 300, "1979-05-27"]
+)
+def test_numbers_and_lists_that_are_too_long_are_faults(number):
+    good = {"b.toml": '[[instance]]\nid = "b"\ntype = "c"\n'}
+    for key in ("numa_node", "id", "attributes.x", "unknown", "nodes"):
+        found = read({**good, "a.toml": f'[[instance]]\nid = "a"\ntype = "c"\n{key} = {number}\n'})
+        assert [one.id for one in found.instances] == ["b"]
+        assert found.faults
 
 
 JSON = st.recursive(

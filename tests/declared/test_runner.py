@@ -120,3 +120,30 @@ def test_a_program_that_is_not_there_or_is_anybodys_is_not_started(run, tmp_path
     tmp_path.chmod(0o755)
     with pytest.raises(Violation):
         probe.handle(Report(), (0,))
+
+
+def test_a_program_that_others_could_replace_is_not_started(tmp_path):
+    """Not in its own folder alone: above it, and on the way of a link, too."""
+    folder = tmp_path / "above/folder"
+    folder.mkdir(parents=True)
+    probe = folder / "probe"
+    probe.write_text("#!/bin/sh\necho here\n", "utf-8")
+    probe.chmod(0o755)
+    (tmp_path / "link").symlink_to("above/way")
+    (tmp_path / "above/way").symlink_to("folder/probe")
+    (tmp_path / "above").chmod(0o755)
+
+    def start(path: Path) -> str:
+        return Runner((str(path),), patience=20, owners={0, os.geteuid()})._untrusted()
+
+    assert [start(probe), start(tmp_path / "link")] == ["", ""]
+    (tmp_path / "above").chmod(0o777)
+    for one in (probe, tmp_path / "link"):
+        assert f"{tmp_path}/above: it belongs to uid" in start(one)
+    # In a sticky folder nobody replaces what is another's.
+    (tmp_path / "above").chmod(0o1777)
+    assert [start(probe), start(tmp_path / "link")] == ["", ""]
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "above/way", 12345, 12345, follow_symlinks=False)
+        assert "above/way: it belongs to uid 12345" in start(tmp_path / "link")
+        assert start(probe) == ""

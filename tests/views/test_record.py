@@ -143,6 +143,23 @@ def test_nothing_is_written_outside_nor_into_a_full_folder(small: Path, tmp_path
     assert list(outside.iterdir()) == []
 
 
+def test_nothing_is_written_to_a_folder_that_others_can_write_to(
+    small: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for mode in (0o777, 0o770, 0o1777):
+        shared.chmod(mode)
+        with pytest.raises(BadRequest, match="others can write to it; name a new folder"):
+            writing.record(str(shared), str(small), anonymize=False)
+    shared.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(shared, 12345, 12345)
+        with pytest.raises(BadRequest, match="others can write to it; name a new folder"):
+            writing.record(str(shared), str(small), anonymize=False)
+    assert list(shared.iterdir()) == []
+
+
 def test_progress_is_told_after_a_second_and_then_now_and_then() -> None:
     said: list[str] = []
     now = [0.0]

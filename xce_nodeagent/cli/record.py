@@ -11,6 +11,7 @@ from typing import Any
 from xce_nodeagent.cli.session import tell
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadRequest
+from xce_nodeagent.host import trust
 from xce_nodeagent.host.recorder import Recorder
 from xce_nodeagent.model.anonymous import anonymous
 from xce_nodeagent.model.record import File, Folder, Link, Record
@@ -76,6 +77,11 @@ def _opened(folder: str) -> int:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise BadRequest(f"--record {folder!r}: {why}; name a folder that can be made") from error
+    found = os.fstat(opened)
+    if found.st_uid != os.geteuid() or found.st_mode & trust.SHARED:
+        # They could put a link in the place of a folder, and have us write elsewhere.
+        os.close(opened)
+        raise BadRequest(f"--record {folder}: others can write to it; name a new folder")
     if os.listdir(opened):
         os.close(opened)
         raise BadRequest(f"--record {folder}: it is not empty; name a new folder, or an empty one")

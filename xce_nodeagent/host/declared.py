@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import structs
 
 from xce_nodeagent.errors import exhausted
-from xce_nodeagent.host import pci
+from xce_nodeagent.host import pci, trust
 from xce_nodeagent.host.machine import Host
 from xce_nodeagent.model import declared
 from xce_nodeagent.model.declaration import Declaration, allowed
@@ -25,8 +25,6 @@ from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.site import Site
 
 FILES_LIMIT = 64
-_HOPS = 8  # links that are followed to a node: udev makes one
-_SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NoNode(Exception):
@@ -84,7 +82,7 @@ def _foreign(found: os.stat_result, owners: frozenset[int]) -> str:
     if found.st_uid not in owners:
         expected = " or ".join(map(str, sorted(owners)))
         return f"it belongs to uid {found.st_uid}, expected {expected}: root goes by it"
-    if found.st_mode & _SHARED:
+    if found.st_mode & trust.SHARED:
         return f"others can write to it (mode {stat.S_IMODE(found.st_mode):04o}): chmod go-w it"
     return ""
 
@@ -95,40 +93,19 @@ def node(path: str) -> DeviceNode:
     Links are followed as udev makes them, in folders that are root's alone, and not out of /dev.
     The node's path is where they led: what a link leads to may change under a job.
     """
-    where = path
     try:
-        for _ in range(_HOPS):
-            above, _, name = where.rpartition("/")
-            folder = os.path.realpath(above, strict=True)
-            _trusted(folder)
-            found = os.lstat(f"{folder}/{name}")
-            if not stat.S_ISLNK(found.st_mode):
-                break
-            where = os.path.join(folder, os.readlink(f"{folder}/{name}"))
-        else:
-            raise NoNode("too many links")
+        real, found = trust.follow(path)
+    except trust.Shared as shared:
+        raise NoNode(f"others than root can write in {shared.path}") from None
     except OSError as error:
         raise NoNode(_why(error)) from None
+    if not real.startswith("/dev/"):
+        raise NoNode(f"it leads out of /dev, to {real}")
     if stat.S_ISBLK(found.st_mode):
         raise NoNode("it is a block device, and jobs get character devices only")
     if not stat.S_ISCHR(found.st_mode):
         raise NoNode("it is no device")
-    real = f"{folder}/{name}"
     return DeviceNode(real, "c", os.major(found.st_rdev), os.minor(found.st_rdev))
-
-
-def _trusted(folder: str) -> None:
-    """Refuse a folder in which somebody else than root could put another node, or that is not ours.
-
-    What is mounted there without devices cannot be opened by anybody, and needs no word.
-    """
-    if folder != "/dev" and not folder.startswith("/dev/"):
-        raise NoNode(f"it leads out of /dev, to {folder}")
-    while folder != "/":
-        found = os.lstat(folder)
-        if found.st_uid != 0 or found.st_mode & _SHARED:
-            raise NoNode(f"others than root can write in {folder}")
-        folder = os.path.dirname(folder)
 
 
 def _why(error: OSError) -> str:
@@ -152,11 +129,17 @@ def matching(patterns: Iterable[str]) -> Iterator[str]:
 
 
 def names(folder: str, part: str) -> Sequence[str]:
-    """Give what there is in a folder; of a part of a path without wildcards, that alone."""
+    """Give what there is in a folder; of a part of a path without wildcards, that alone.
+
+    A folder in which others may make as much as they like has nothing that counts.
+    """
     if not set(part) & set("*?["):
         return (part,)
     try:
+        trust.check(folder)
         return sorted(os.listdir(folder))
+    except trust.Shared:
+        return ()
     except OSError as error:
         _why(error)
         return ()

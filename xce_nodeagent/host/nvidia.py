@@ -38,13 +38,13 @@ class Nodes:
         text = (host.read("/proc/devices") or "").partition("Block devices:")[0]
         self._majors = {
             match[2]: int(match[1])
-            for match in re.finditer(r"^ *(\d+) (nvidia\S*)$", text, re.MULTILINE)
+            for match in re.finditer(r"^ *([0-9]{1,7}) (nvidia\S*)$", text, re.MULTILINE)
         }
         lines = (host.read("/proc/driver/nvidia-caps/mig-minors") or "").splitlines()
         self._minors = {
             name: int(minor)
             for name, _, minor in (line.partition(" ") for line in lines)
-            if minor.strip().isdecimal()
+            if re.fullmatch("[0-9]{1,7}", minor.strip())
         }
 
     @property
@@ -63,7 +63,9 @@ class Nodes:
         found = [] if minor is None else [DeviceNode(f"/dev/nvidia{minor}", "c", _MAJOR, minor)]
         folder = f"/sys/bus/pci/devices/{address}/drm"
         for name in self._host.names(folder):
-            numbers = re.fullmatch(r"(\d+):(\d+)", self._host.read(f"{folder}/{name}/dev") or "")
+            numbers = re.fullmatch(
+                r"([0-9]{1,7}):([0-9]{1,7})", self._host.read(f"{folder}/{name}/dev") or ""
+            )
             if numbers:
                 found.append(DeviceNode(f"/dev/dri/{name}", "c", int(numbers[1]), int(numbers[2])))
         return tuple(found)
@@ -110,7 +112,7 @@ class Nodes:
             folder = "/dev/nvidia-caps-imex-channels"
             for name in self._host.names(folder):
                 number = name.removeprefix("channel")
-                if number.isdecimal():
+                if re.fullmatch("[0-9]{1,7}", number):
                     node = DeviceNode(f"{folder}/{name}", "c", imex, int(number))
                     yield ControlNode(node, granted=False)
 
@@ -126,7 +128,7 @@ class Nodes:
         listed = set(self._minors.values())
         for name in self._host.names(_CAPS):
             number = name.removeprefix("nvidia-cap")
-            minor = int(number) if number.isdecimal() else -1
+            minor = int(number) if re.fullmatch("[0-9]{1,7}", number) else -1
             if minor < 0 or (listed and minor not in listed):
                 continue
             if (node := self._capability(minor)) not in known:

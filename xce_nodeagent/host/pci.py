@@ -101,7 +101,7 @@ def numa_node(host: Host, address: str) -> int | None:
 
 
 def _node_of(host: Host, cpus: frozenset[int]) -> int | None:
-    names = (name for name in host.names(_NODES) if re.fullmatch(r"node\d+", name))
+    names = (name for name in host.names(_NODES) if re.fullmatch("node[0-9]{1,7}", name))
     found = [
         name for name in names if cpus.issubset(cpulist.inside(host, f"{_NODES}/{name}", "cpu"))
     ]
@@ -134,7 +134,7 @@ def facts(host: Host, address: str, code: int | None = None) -> dict[str, str | 
         found["class"] = f"{code:06x}"
     event = host.read(f"{folder}/uevent") or ""  # what it tells needs no file of its own
     for key, prefix in (("PCI_ID", ""), ("PCI_SUBSYS_ID", "subsystem_")):
-        told = re.search(rf"^{key}=([0-9A-Fa-f]+):([0-9A-Fa-f]+)$", event, re.MULTILINE)
+        told = re.search(rf"^{key}=([0-9A-Fa-f]{1, 8}):([0-9A-Fa-f]{1, 8})$", event, re.MULTILINE)
         for place, name in enumerate(("vendor", "device"), 1):
             number = int(told[place], 16) if told else identifier(host, address, prefix + name)
             if number is not None:

@@ -94,7 +94,7 @@ def _arch(host: Host, lines: dict[str, str]) -> str | None:
     if "CPU implementer" in lines:
         version = _number(lines.get("CPU architecture"))
         return "armv7l" if version == 7 else "aarch64"
-    if power := re.match(r"POWER([0-9]+)", lines.get("cpu", "")):
+    if power := re.match(r"POWER([0-9]{1,4})", lines.get("cpu", "")):
         # Linux for little endian begins with POWER8.
         return "ppc64le" if int(power[1]) >= 8 else "ppc64"
     if lines.get("vendor_id") == "IBM/S390":
@@ -106,14 +106,15 @@ def _arch(host: Host, lines: dict[str, str]) -> str | None:
 
 def _number(text: str | None) -> int | None:
     try:
-        return int(text, 0) if text else None
+        number = int(text, 0) if text else None
     except ValueError:
         return None  # the model of POWER is a name
+    return number if number is None or 0 <= number < 1 << 32 else None
 
 
 def _numbered(names: Iterable[str], stem: str) -> list[int]:
     numbers = (name.removeprefix(stem) for name in names if name.startswith(stem))
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    return sorted(int(number) for number in numbers if re.fullmatch("[0-9]{1,7}", number))
 
 
 def _cpus(host: Host) -> tuple[list[dict[str, Any]], list[str]]:
@@ -153,7 +154,7 @@ def _numa_node(host: Host, number: int, online: Collection[int]) -> dict[str, An
     # Its memory is left out: virtual machines grow and shrink it (virtio-mem, a balloon), and each
     # time the generation would rise for nothing that placement uses.
     distances = (host.read(f"{folder}/distance") or "").split()
-    if distances and all(map(str.isdecimal, distances)):
+    if distances and all(re.fullmatch("[0-9]{1,7}", one) for one in distances):
         node["distances"] = list(map(int, distances))
     return node
 

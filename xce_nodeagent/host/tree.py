@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
 
 _OPENAT2 = 437  # on every architecture of Linux but Alpha
@@ -18,7 +19,7 @@ _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
 _UNKNOWN = frozenset({errno.ENOSYS, errno.EPERM})
 _REFUSED = frozenset({errno.EXDEV, errno.EAGAIN, errno.ELOOP})
 
-# A FIFO in a recorded folder has no writer, and nothing that is read here is a terminal of ours.
+# Nothing that is read here is to be waited for, nor a terminal of ours.
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,13 +38,24 @@ class Tree:
     def open(self, name: str, flags: int) -> int:
         """Open a file by its path on the machine; raise OSError where there is none inside."""
         inside = name.lstrip("/")
-        # openat2(2) takes nothing beside O_PATH that O_PATH would pass over.
-        flags |= os.O_CLOEXEC if flags & os.O_PATH else _FLAGS
         if not self._prefix:
-            return os.open("/" + inside, flags)
+            return os.open("/" + inside, flags | (os.O_CLOEXEC if flags & os.O_PATH else _FLAGS))
+        place = self._place(name, inside or ".")
+        if flags & os.O_PATH:
+            return place
+        try:
+            kind = os.fstat(place).st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                raise OSError(errno.ENXIO, "it is neither a file nor a folder", name)
+            return os.open(f"/proc/self/fd/{place}", flags | _FLAGS)
+        finally:
+            os.close(place)
+
+    def _place(self, name: str, inside: str) -> int:
+        """Find a file without opening it: a device may do something where it is opened."""
         if not self._by_hand:
             try:
-                return self._beneath(inside or ".", flags)
+                return self._beneath(inside)
             except OSError as error:
                 self._by_hand = error.errno in _UNKNOWN
                 if not self._by_hand and error.errno not in _REFUSED:
@@ -51,7 +63,7 @@ class Tree:
         path = os.path.realpath(f"{self.real}/{inside}", strict=True)
         if path != self.real and not path.startswith(f"{self.real}/"):
             raise OSError(errno.EXDEV, "it leads out of the recorded machine", name)
-        return os.open(path, flags)
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
     def where(self, name: str) -> str:
         """Give the path on the machine with every link followed; raise OSError where it is broken.
@@ -67,10 +79,10 @@ class Tree:
             raise OSError(errno.ENOENT, "it is gone", name)
         return path.removeprefix(self._prefix)
 
-    def _beneath(self, inside: str, flags: int) -> int:
+    def _beneath(self, inside: str) -> int:
         if self._root is None:
             self._root = _Descriptor(os.open(self.real, os.O_PATH | os.O_CLOEXEC))
-        how = _HOW.pack(flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+        how = _HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
         fd: int = _libc.syscall(
             _OPENAT2, self._root.fd, inside.encode("utf-8", "surrogateescape"), how, _HOW.size
         )

@@ -6,14 +6,13 @@ Agent and supervisor each parse the file by themselves, so that neither must bel
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from xce_nodeagent.errors import BadConfig
-from xce_nodeagent.model import setting, share
+from xce_nodeagent.model import setting, share, toml
 from xce_nodeagent.model.policy import Policy
 from xce_nodeagent.model.share import MpsConfig
 
@@ -225,8 +224,8 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = 
 def parse(text: str, name: str) -> Config:
     """Read a configuration. Raise BadConfig with all faults, each with its line or key."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = toml.read(text)
+    except ValueError as error:
         # A file that is not TOML has one fault that can be told: tomllib stops at the first,
         # and its message names line and column.
         raise BadConfig(

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct, structs
 
-from xce_nodeagent.model import name, resource
+from xce_nodeagent.model import name, resource, toml
 from xce_nodeagent.model.declaration import Declaration, Described, Document, TypeName
 from xce_nodeagent.model.instance import Attribute, AttributeValue, ResourceType
 
@@ -26,6 +26,12 @@ FAULT_LIMIT = 320
 
 INSTANCES_LIMIT, NODES_LIMIT = 256, 512
 """Of one host, of all documents together: far more than one has, and room in the fence's map."""
+
+TYPES_LIMIT = 64
+"""Of one host: each is told to everybody who asks for the inventory."""
+
+FAULTS_LIMIT = 64
+"""Of one document: who has more has them told when these are repaired."""
 
 _WHOLE = 1 << 53  # what every reader of JSON keeps exactly (RFC 8259, section 6)
 _KNOWN = {kind.name: kind for kind in (resource.GPU, resource.NIC, resource.ACCELERATOR)}
@@ -50,8 +56,8 @@ def read(files: Mapping[str, str]) -> Declared:
     whole = Document()
     for file, text in sorted(files.items()):
         try:
-            values = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            values = toml.read(text)
+        except ValueError as error:
             faults.append(f"{file}: not TOML: {error}")
             continue
         whole, more = _added(whole, values, _lines(file, text))
@@ -94,6 +100,15 @@ def _added(whole: Document, values: Any, where: Where) -> tuple[Document, list[s
     if not isinstance(described, dict):
         faults.append(f"{where('type', '')}expected a table; in TOML, [type.NAME]")
         described = {}
+    # Before they are compared with each other, which takes the square of their number.
+    if len(whole.instance) + len(tables) > INSTANCES_LIMIT:
+        faults.append(
+            f"{where('instance', '')}expected at most {INSTANCES_LIMIT} instances on a host"
+        )
+        tables = []
+    if len(whole.type) + len(described) > TYPES_LIMIT:
+        faults.append(f"{where('type', '')}expected at most {TYPES_LIMIT} types on a host")
+        described = {}
     types: dict[str, Described] = {}
     for kind, table in described.items():
         at = f"type {kind}"
@@ -109,9 +124,10 @@ def _added(whole: Document, values: Any, where: Where) -> tuple[Document, list[s
         for one in _struct(Declaration, table, at, where, faults):
             faults += [f"{where(at, key)}{why}" for key, why in _unfit(one, instances, every)]
             instances.append(one)
-    if len(instances) > INSTANCES_LIMIT or sum(len(i.nodes) for i in instances) > NODES_LIMIT:
-        most = f"{INSTANCES_LIMIT} instances and {NODES_LIMIT} nodes"
-        faults.append(f"{where('instance', '')}expected at most {most} on a host")
+    if sum(len(one.nodes) for one in instances) > NODES_LIMIT:
+        faults.append(f"{where('instance', '')}expected at most {NODES_LIMIT} nodes on a host")
+    if (more := len(faults) - FAULTS_LIMIT) > 0:
+        faults[FAULTS_LIMIT:] = [f"{where('the document', '')}{more} more faults"]
     return (whole, faults) if faults else (Document(tuple(instances), every), faults)
 
 
@@ -123,7 +139,7 @@ def _struct(kind: Any, table: Any, at: str, where: Where, faults: list[str]) -> 
     if not isinstance(table, dict):
         faults.append(f"{where(at, '')}expected a table")
         return
-    fields = {field.name: field for field in structs.fields(kind)}
+    fields = _fields(kind)
     unknown = sorted(table.keys() - fields.keys())
     known = ", ".join(fields)
     faults += [f"{where(at, str(key))}unknown key; there are {known}" for key in unknown]
@@ -138,6 +154,11 @@ def _struct(kind: Any, table: Any, at: str, where: Where, faults: list[str]) -> 
             faults.append(f"{where(at, key)}missing; expected {_expected(field.type)}")
     if all(key in values for key, field in fields.items() if field.required):
         yield kind(**values)
+
+
+@cache
+def _fields(kind: Any) -> dict[str, structs.FieldInfo]:
+    return {field.name: field for field in structs.fields(kind)}
 
 
 def _wrong(value: Any, kind: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator, Sequence
 
+from xce_nodeagent.host import trust
 from xce_nodeagent.model.declared import SIZE_LIMIT
 from xce_nodeagent.model.name import printable
 from xce_nodeagent.privileged import ops
@@ -36,7 +37,6 @@ KILL_SECONDS = 1.0
 _ERRORS_LIMIT = 4096  # bytes of stderr, of which the first line is told
 _SHOWN = 200
 _PR_SET_CHILD_SUBREAPER = 36
-_SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Runner:
@@ -70,17 +70,19 @@ class Runner:
     def _untrusted(self) -> str:
         """Say why the program is not one that root alone could have put there; "" where it is."""
         path = self._program[0]
-        for one in (path, os.path.dirname(path)):
-            try:
-                found = os.stat(one)
-            except OSError as error:
-                return f"{one}: {error.strerror}"
-            if found.st_uid not in self._owners or found.st_mode & _SHARED:
-                return (
-                    f"{one}: it belongs to uid {found.st_uid} with mode"
-                    f" {stat.S_IMODE(found.st_mode):04o}; expected root's, writable by nobody else"
-                )
-        return ""
+        try:
+            path, found = trust.follow(path, self._owners, sticky=True)
+        except trust.Shared as shared:
+            path, found = shared.path, shared.found
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        else:
+            if found.st_uid in self._owners and not found.st_mode & trust.SHARED:
+                return ""
+        return (
+            f"{path}: it belongs to uid {found.st_uid} with mode"
+            f" {stat.S_IMODE(found.st_mode):04o}; expected root's, writable by nobody else"
+        )
 
     def _run(self) -> tuple[str, bytes]:
         """Give what went wrong, and what it printed."""

@@ -6,6 +6,7 @@ tells of a card (`host/nvidia.py`), the rest from sysfs.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -335,7 +336,7 @@ def _number_of(host: Host, address: str) -> str:
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 PROVIDER: Provider = Nvidia()
