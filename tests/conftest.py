@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,12 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Who starts the tests may ignore these (nohup, a background job), and a child would inherit that.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        _again = signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL
+        signal.signal(_number, _again)
 
 
 def _mounted(kind: str, option: str = "") -> Path | None:
