@@ -120,6 +120,34 @@ def test_an_interface_or_a_host_with_a_kernels_word_for_a_name() -> None:
     assert "/sys/devices/virtual/net/if0/ifindex" in after
 
 
+@pytest.mark.parametrize("proc", ["/proc/net", "/proc/4711/net"])
+def test_short_names_and_numbers_in_tables(proc: str) -> None:
+    """What the kernel writes in words: names of three letters, and addresses as numbers."""
+    head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\n"
+    record: Record = {
+        "/sys/class/net/acx": Link("../../devices/virtual/net/acx"),
+        "/sys/devices/virtual/net/bz9/bonding/slaves": File("acx eth0\n"),
+        "/sys/devices/virtual/net/br0/brif/acx": Link("../../acx/brport"),
+        "/sys/devices/virtual/net/bz9/lower_acx": Link("../acx"),
+        f"{proc}/route": File(
+            f"{head}bz9\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\n"
+            "acx\t0001A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\n"
+        ),
+        f"{proc}/ipv6_route": File(f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} 1 1 1 3      acx\n"),
+        "/address": File("192.168.1.1\n"),
+    }
+    after = anonymous(record)
+    assert after["/sys/devices/virtual/net/if1/bonding/slaves"] == File("if0 eth0\n")
+    assert after["/sys/devices/virtual/net/br0/brif/if0"] == Link("../../if0/brport")
+    assert after["/sys/devices/virtual/net/if1/lower_if0"] == Link("../if0")
+    assert after["/address"] == File("198.18.0.2\n")
+    assert after[f"{proc}/route"] == File(
+        f"{head}if1\t00000000\t020012C6\t0003\t0\t0\t0\t00000000\n"
+        "if0\t010012C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\n"
+    )
+    assert after[f"{proc}/ipv6_route"].text.endswith("      if0\n")
+
+
 def test_what_is_nobodys_stays() -> None:
     text = "00:00:00:00:00:00 ff:ff:ff:ff:ff:ff 127.0.0.1 0.0.0.0 ::1 1.2.3 9.9 serial: None\n"
     record: Record = {"/proc/x": File(text), "/proc/sys/kernel/hostname": File("localhost\n")}

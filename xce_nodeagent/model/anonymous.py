@@ -9,12 +9,25 @@ device nodes stay, because they are what a fault is about.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address
 from itertools import count
 from typing import Any
 
-from xce_nodeagent.model.original import PATTERN, Originals, address, originals, plain
+from xce_nodeagent.model.original import (
+    HOLDERS,
+    PATTERN,
+    ROUTE,
+    ROUTES,
+    TABLE,
+    Originals,
+    address,
+    dotted,
+    originals,
+    plain,
+)
 from xce_nodeagent.model.record import Entry, File, Link, Record
 
 _SHORTEST = 4  # letters of a name that is replaced wherever it stands
@@ -25,16 +38,14 @@ _BEGINNINGS = {12: "02", 16: "02", 32: "00000000000040008000", 40: "80"}
 def anonymous(record: Record) -> Record:
     """Give the record with every original replaced, in names, links and texts alike."""
     replacing = _Replacing(originals(record), {part for path in record for part in _fixed(path)})
-    return {replacing.path(path): replacing.entry(entry) for path, entry in record.items()}
+    return {replacing.path(path): replacing.entry(path, entry) for path, entry in record.items()}
 
 
 def _fixed(path: str) -> Iterator[str]:
     """Give the parts of a path that are no interface's name."""
     parts = path.split("/")
     return (
-        part
-        for before, part in zip(["", *parts], parts, strict=False)
-        if before not in ("net", "infiniband")
+        part for before, part in zip(["", *parts], parts, strict=False) if before not in HOLDERS
     )
 
 
@@ -73,15 +84,18 @@ class _Replacing:
             re.IGNORECASE,
         )
 
-    def entry(self, entry: Entry) -> Entry:
+    def entry(self, path: str, entry: Entry) -> Entry:
         if isinstance(entry, Link):
-            return Link(self.path(entry.target))
-        return File(self._text(entry.text)) if isinstance(entry, File) else entry
+            # Only from the root on it is seen which parts are names of interfaces.
+            folder = posixpath.dirname(path)
+            target = posixpath.normpath(posixpath.join(folder, entry.target))
+            return Link(posixpath.relpath(self.path(target), self.path(folder)))
+        return File(self._text(path, entry.text)) if isinstance(entry, File) else entry
 
     def path(self, path: str) -> str:
         parts = path.split("/")
         return "/".join(
-            self._name(part, before in ("net", "infiniband"))
+            self._name(part, before in HOLDERS)
             for before, part in zip(["", *parts], parts, strict=False)
         )
 
@@ -92,8 +106,12 @@ class _Replacing:
             return self._names[name]
         return self._replaced(name)
 
-    def _text(self, text: str) -> str:
-        """Give a file's text. It may be a name as a whole, or have it as a value."""
+    def _text(self, path: str, text: str) -> str:
+        """Give a file's text. It may be a name as a whole, or have it as a value or a word."""
+        if ROUTES.fullmatch(path):
+            text = ROUTE.sub(lambda m: m[1] + self._number(m[2]) + m[3] + self._number(m[4]), text)
+        if TABLE.fullmatch(path):
+            text = re.sub(r"\S+", lambda match: self._names.get(match[0], match[0]), text)
         if (name := text.strip()) in self._names:
             return text.replace(name, self._names[name])
         text = re.sub(
@@ -108,6 +126,12 @@ class _Replacing:
         if self._words:
             text = self._word.sub(lambda match: self._words[match[0].lower()], text)
         return PATTERN.sub(self._pattern, text)
+
+    def _number(self, word: str) -> str:
+        """Give the replacement of an IPv4 address in the spelling of /proc/net/route."""
+        for one in address(dotted(word)):
+            return IPv4Address(self._addresses[one]).packed[::-1].hex().upper()
+        return word
 
     def _pattern(self, match: re.Match[str]) -> str:
         if match["ipv4"] or match["ipv6"]:

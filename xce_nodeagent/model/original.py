@@ -50,6 +50,16 @@ _USUAL = re.compile(
 )
 """Names of interfaces that tell of the hardware, and of nobody."""
 
+_IN_PROC = r"/proc/(?:[0-9]+/)?net"  # a link leads from /proc/net to a process' own
+TABLE = re.compile(rf"{_IN_PROC}/.+|/sys/.+/bonding/[a-z_]+")
+"""Files in which an interface's name is a word among others."""
+ROUTES = re.compile(rf"{_IN_PROC}/route")
+ROUTE = re.compile(r"^(\S+\s+)([0-9A-F]{8})(\s+)([0-9A-F]{8})\b", re.MULTILINE)
+"""A line of it: an interface, a network and a gateway, as numbers in the order of most hosts."""
+
+HOLDERS = frozenset({"net", "infiniband", "brif"})
+"""Folders whose entries are interfaces."""
+
 _ADDRESS_IN_NAME = re.compile(r"^(?:en|ib|wl|ww)x([0-9a-f]{12,})$")
 
 
@@ -82,6 +92,9 @@ def originals(record: Record) -> Originals:
                 addresses.update(address(match[0]))
             else:
                 digits.add(plain(match[0]))
+        if ROUTES.fullmatch(path):
+            told = [word for match in ROUTE.finditer(text) for word in match.group(2, 4)]
+            addresses.update(one for word in told for one in address(dotted(word)))
         for name in interfaces_in(path):
             digits.update(_ADDRESS_IN_NAME.findall(name))
         numbers.update(_numbers(path, text))
@@ -116,6 +129,11 @@ def address(text: str) -> Iterator[IPv4Address | IPv6Address]:
         yield found
 
 
+def dotted(word: str) -> str:
+    """Give the usual spelling of an address in /proc/net/route (proc(5))."""
+    return str(IPv4Address(bytes.fromhex(word)[::-1]))
+
+
 def usual(name: str) -> bool:
     """Say whether an interface is named as kernels and udev do."""
     return _USUAL.fullmatch(name) is not None
@@ -126,7 +144,7 @@ def interfaces_in(path: str) -> Iterator[str]:
     if not path.startswith("/sys/"):
         return
     for before, part in pairwise(path.split("/")):
-        if before in ("net", "infiniband") and part:
+        if before in HOLDERS and part:
             yield part
         elif part.startswith(("lower_", "upper_")):
             yield part[6:]
