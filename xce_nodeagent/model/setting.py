@@ -27,8 +27,8 @@ class Faults(Fault):
 
 def text(value: Any) -> str:
     """Take one line of text; raise Fault otherwise."""
-    if not isinstance(value, str) or "\0" in value or "\n" in value:
-        raise Fault("expected a string on one line")
+    if not isinstance(value, str) or not value.isprintable():
+        raise Fault("expected a string on one line, and nothing that a terminal would obey")
     return value
 
 
@@ -36,8 +36,9 @@ def path(value: Any) -> str:
     """Take an absolute path, or nothing; raise Fault otherwise."""
     if value == "":
         return ""
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        raise Fault("expected an absolute path")
+    # Some become variables of a job, which have a line each.
+    if not isinstance(value, str) or not value.startswith("/") or not value.isprintable():
+        raise Fault("expected an absolute path, and nothing in it that a terminal would obey")
     if ".." in value.split("/"):
         raise Fault("expected a path without '..'")
     return value.rstrip("/") or "/"
