@@ -87,6 +87,29 @@ def test_what_it_reports_is_given_to_jobs_and_fenced(agent2, nodes, in_job, refu
 
 
 @root
+def test_a_device_that_gets_another_id_is_still_its_jobs(agent2, nodes, refused):
+    mine, other = nodes.make("probe0", 0), nodes.make("probe1", 1)
+
+    def report(name: str) -> None:
+        tables = [(name, mine), ("s1", other)]
+        agent2.put(
+            "said", instances(*({"id": i, "type": "scope", "nodes": [n]} for i, n in tables))
+        )
+        agent2.becomes(lambda: agent2.instance(name))
+
+    agent2.body("cat said")
+    report("s0")
+    agent2.call("Prepare", job="1", instances=["s0"])
+    report("s9")
+    with pytest.raises(refused, match="s9 is held by job '1'"):
+        agent2.call("Prepare", job="2", instances=["s9"])
+    answer = agent2.call("Prepare", job="2", request="rusage[scope=1]")
+    assert answer["instances"] == ["s1"]
+    agent2.call("Release", job="1")
+    assert agent2.call("Prepare", job="3", instances=["s9"])["instances"] == ["s9"]
+
+
+@root
 def test_while_it_fails_what_was_known_stays(agent2, nodes):
     path = nodes.make("probe0", 0)
     agent2.put("said", instances({"id": "s0", "type": "scope", "nodes": [path]}))

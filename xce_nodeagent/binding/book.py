@@ -21,7 +21,9 @@ from xce_nodeagent.model.binding import (
 )
 from xce_nodeagent.model.instance import Holder, Instance
 from xce_nodeagent.model.inventory import overlapping
+from xce_nodeagent.model.rule import Device
 
+_SLICES = frozenset({"mig", "gi", "mps"})
 _WAS_RELEASED = ("releasing", "quarantined")
 
 
@@ -146,6 +148,29 @@ class Book:
         """Give the ids that are held, or overlap what is held."""
         held, taken = self._held.keys(), self._held.keys() | self._excluded.keys()
         return {i.id for i in instances if i.id in taken or not held.isdisjoint(i.overlaps)}
+
+    def stranded(self, known: Mapping[str, Instance]) -> dict[str, Key]:
+        """Give instances of which a device is held under an id that is not known any more.
+
+        Who declares or reports instances may give a device another id while a job holds it. Slices
+        and shares have their card's nodes, so of these a device does not tell.
+        """
+        held: dict[Device, Key] = {}
+        for gone in self._held.keys() - known.keys():
+            for key in self._held[gone]:
+                binding = self.live[key]
+                still = [known[one] for one in binding.instances if one in known]
+                own = {Device.of(node) for one in still for node in one.devices}
+                granted = (rule.device for rule in binding.plan.grants)
+                held.update((device, key) for device in granted if device not in own)
+        if not held:
+            return {}
+        return {
+            one.id: held[device]
+            for one in known.values()
+            for device in map(Device.of, one.devices)
+            if device in held and one.type not in _SLICES
+        }
 
     def ports_held(self) -> Mapping[int, Key]:
         """Give the ports that bindings hold."""

@@ -152,7 +152,8 @@ def plan(
     _disjoint(instances, [i.id for i in named if i.id not in already])
     chosen = {instance.id for instance in named} | already
     if want.ask.request:
-        taken = book.unavailable(inventory.instances) | chosen
+        stranded = book.stranded(inventory.by_id()).keys()
+        taken = book.unavailable(inventory.instances) | stranded | chosen
         chosen |= set(
             selector.instances(inventory, want.ask.request, unavailable=taken, near=chosen)
         )
@@ -264,6 +265,8 @@ def _named(
     _not_reserved(instance, book, key)
     if not book.is_free(instance):
         _not_of_others(instances, book, wanted, key)
+    if instance.devices:
+        _not_stranded(instances, book, wanted, key)
     _fit(inventory, instance)
     return instance
 
@@ -317,6 +320,19 @@ def _not_of_others(
             " wait for its release, or choose another",
             instance=wanted,
             holders=[{"job": h.job, "attempt": h.attempt} for h in holders],
+        )
+
+
+def _not_stranded(
+    instances: Mapping[str, Instance], book: Book, wanted: str, key: tuple[str, str]
+) -> None:
+    job, attempt = book.stranded(instances).get(wanted, key)
+    if (job, attempt) != key:
+        raise Busy(
+            f"a device of instance {wanted} is held by {name.run(job, attempt)} under an id that is"
+            " gone: wait for its release, or choose another",
+            instance=wanted,
+            holders=[{"job": job, "attempt": attempt}],
         )
 
 
