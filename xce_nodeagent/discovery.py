@@ -62,9 +62,15 @@ class Discovery:
         self._rails: tuple[Any, rail.Rails] | None = None
 
     def look(
-        self, previous: Inventory | None = None, events: Iterable[Event] | None = None
+        self,
+        previous: Inventory | None = None,
+        events: Iterable[Event] | None = None,
+        *,
+        earlier: bool = False,
     ) -> Inventory:
-        """Give what there is, after `previous`; `scan` says more.
+        """Give what there is, after `previous`; `earlier`: that is of an agent before this one.
+
+        `scan` says more.
 
         `events` are all that were told since the last look; None, LOST or ALL: anything may have
         changed.
@@ -78,7 +84,7 @@ class Discovery:
         for provider in self._providers:
             if events is None or _concerned(provider, self._found[provider.name], events):
                 self._found[provider.name] = _ask(provider, host)
-        gathered = _gather(self._providers, self._found, previous)
+        gathered = _gather(self._providers, self._found, previous, earlier=earlier)
         kept = reservation.decided(gathered.instances, host.nic)
         shown = tuple(sorted(kept, key=_order))
         also = frozenset(one.text("pci_address") for one in shown)
@@ -134,7 +140,11 @@ class _Gathered(Struct, frozen=True):
 
 
 def _gather(
-    providers: Sequence[Provider], told: Mapping[str, Found], previous: Inventory | None
+    providers: Sequence[Provider],
+    told: Mapping[str, Found],
+    previous: Inventory | None,
+    *,
+    earlier: bool,
 ) -> _Gathered:
     problems: list[Problem] = []
     links: list[Link] = []
@@ -153,6 +163,8 @@ def _gather(
         problems += [Problem(provider.name, "error", fault, unsure) for fault in found.faults]
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
+            if earlier and found.state == "error":
+                found = _never_asked(found)
         elif found.lost:
             found = _lost_as_before(provider.name, previous, found)
         for described in (*found.types, *_types_before(found, previous)):
@@ -224,6 +236,15 @@ def _as_before(name: str, previous: Inventory | None, found: Found) -> Found:
         instances=kept + more,
         control=found.control or previous.control.get(name, ()),
     )
+
+
+def _never_asked(found: Found) -> Found:
+    """Let nobody have what only an earlier agent saw: the driver may be another one since."""
+    instances = (
+        structs.replace(one, healthy=False, reason=one.reason or found.reason)
+        for one in found.instances
+    )
+    return structs.replace(found, instances=tuple(instances))
 
 
 def _as_told(instance: Instance, previous: Inventory | None) -> Instance:

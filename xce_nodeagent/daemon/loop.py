@@ -102,8 +102,8 @@ class Daemon:
         self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
         self._reporter = Reporter(Path(config.upstream_file.path))
-        path = where.state / "ledger.db"
-        self.ledger = Ledger(path, host.boot_id(), time.time, uptime=host.uptime)
+        state = where.state
+        self.ledger = Ledger(state / "ledger.db", host.boot_id(), time.time, uptime=host.uptime)
         self._supply = Supply(dial)
         self.binder = Helper(
             "binder",
@@ -115,9 +115,7 @@ class Daemon:
             linger=BINDER_LINGER,
         )
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
-        self._cards = Cards(
-            config, host, self._supply, where.state, self.ledger, answered=self._ask
-        )
+        self._cards = Cards(config, host, self._supply, state, self.ledger, answered=self._ask)
         runner, pause = reporting.runner(config.reporter, self._supply)
         self._reporting = Reporting(runner, lambda: self.changed(REPORTED), interval=pause)
         host.report = (lambda: self._reporting.last) if runner else None
@@ -138,6 +136,7 @@ class Daemon:
             fence=self._fence,
             foreign=self._foreign,
             judge=self._cards.judge,
+            kept=state / "inventory.json",
         )
         self._cards.publish = self.survey.publish
         self._mounted = host_cgroup.mounts(host.read("/proc/self/mountinfo") or "")

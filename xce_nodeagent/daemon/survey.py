@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import structs
 
 from xce_nodeagent import discovery
 from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.daemon.kept import Kept
 from xce_nodeagent.discovery import Discovery
 from xce_nodeagent.errors import Enforcement
 from xce_nodeagent.host import Host
@@ -32,7 +34,8 @@ class Survey:
     """Holds the inventory. `fence` is called with the managed devices before they are published.
 
     `foreign` says of which devices the binder would not hear, and why. `judge` marks what is
-    unhealthy for a reason that a look does not see.
+    unhealthy for a reason that a look does not see. `kept` is the file in which an agent finds what
+    the one before it saw; None: nowhere.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Survey:
         fence: Callable[[frozenset[Device]], Awaitable[None]],
         foreign: Callable[[frozenset[Device]], Mapping[Device, str]],
         judge: Callable[[Inventory], Inventory] = lambda inventory: inventory,
+        kept: Path | None = None,
     ) -> None:
         self.current: Inventory | None = None
         self._raw: Inventory | None = None
@@ -57,6 +61,7 @@ class Survey:
         self._fence = fence
         self._foreign = foreign
         self._judge = judge
+        self._kept = None if kept is None else Kept(kept)
         self._listeners: list[Listener] = []
         self._seen, self._number = ledger.hardware()
         self._managed: frozenset[Device] | None = None
@@ -72,7 +77,7 @@ class Survey:
         `events` are what was told since the last look; None: anything may have changed.
         """
         async with self._one_at_a_time:
-            found = await asyncio.to_thread(self._discovery.look, self._raw, events)
+            found = await asyncio.to_thread(self._look, events)
             self._raw = structs.replace(found, source="agent", node=self._node or found.node)
             devices = self._raw.managed()
             foreign = self._foreign(devices)
@@ -84,6 +89,13 @@ class Survey:
                 await self._fence(managed)
                 self._managed = managed
             self.publish()
+            if self._kept is not None:
+                await asyncio.to_thread(self._kept.write, self._raw)
+
+    def _look(self, events: Collection[Event] | None) -> Inventory:
+        if self._raw is not None or self._kept is None:
+            return self._discovery.look(self._raw, events)
+        return self._discovery.look(self._kept.read(self._host.boot_id()), events, earlier=True)
 
     def look_at_ports(self) -> None:
         """Publish anew if strangers took or left ports since the last look.
