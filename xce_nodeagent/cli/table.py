@@ -166,7 +166,8 @@ def problems(inventory: dict[str, Any]) -> Iterable[RenderableType]:
         if word:
             yield Text.assemble(f"{names}: ", state(instances[0]), f": {why}")
         else:
-            yield Text(f"{names} {'are' if many else 'is'} the host's own: {why}")
+            whose = "the host's own" if instances[0]["type"] == "nic" else "not for jobs"
+            yield Text(f"{names} {'are' if many else 'is'} {whose}: {why}")
     for problem in inventory["problems"]:
         told = problem["state"].replace("_", " ")
         yield Text(f"{problem['provider']}: {told}: {problem['reason']}")
@@ -184,7 +185,9 @@ def state(instance: dict[str, Any]) -> Text:
         return Text("unhealthy", style="red")
     if instance["drained"]:
         return Text("drained", style="yellow")
-    return Text("host's", style="cyan") if instance["reserved"] else Text("ok", style="green")
+    if instance["reserved"]:
+        return Text("host's" if instance["type"] == "nic" else "no job", style="cyan")
+    return Text("ok", style="green")
 
 
 def holders(instance: dict[str, Any]) -> Text:
