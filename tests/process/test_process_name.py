@@ -10,7 +10,7 @@ from xce_nodeagent.privileged.witness import Witness
 
 NAMED = r"""
 open("/proc/self/comm", "w").write("\x1b[2J\u202eab\nc")
-held = open("/dev/null")
+held = open("/dev/ptmx")
 print("named", flush=True)
 input()
 """
@@ -23,7 +23,7 @@ def test_what_a_terminal_would_obey_is_replaced():
         try:
             assert process.stdout.readline() == b"named\n"
             name, _ = name_and_owner(process.pid)
-            looked = Witness().handle(ops.Look(devices=(Device("c", 1, 3),)), ())
+            looked = Witness().handle(ops.Look(devices=(Device("c", 5, 2),)), ())
         finally:
             process.kill()
     (seen,) = {seen.comm for seen in looked.seen if seen.pid == process.pid}

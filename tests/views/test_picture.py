@@ -207,7 +207,7 @@ addEventListener("load", () => {
   words.value = "gpu"; words.dispatchEvent(new Event("input"));
   const rows = [...document.querySelectorAll("tbody tr")].filter(row => !row.hidden).length;
   const link = document.querySelector("figure a");
-  link.focus();
+  link.dispatchEvent(new PointerEvent("pointerenter"));  // a window may not have the focus yet
   const told = document.querySelector("aside").textContent;
   const facts = {out, rows, told, dim: document.querySelectorAll(".dim").length};
   document.body.append(Object.assign(document.createElement("pre"), {
