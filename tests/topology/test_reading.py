@@ -35,6 +35,21 @@ def test_functions_and_the_bridges_above_them(small: Path) -> None:
     assert found["bridges"][SWITCH] == {"class": "060400", "vendor": "1000", "device": "c030"}
 
 
+def test_an_event_s_text_tells_what_files_of_their_own_do(small: Path) -> None:
+    """One file in place of four, which a host with hundreds of functions feels."""
+    ids = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    for name in ids:
+        (small / device(small, GPU) / name).unlink(missing_ok=True)
+    put(small, f"{device(small, GPU)}/uevent", "PCI_ID=10DE:2330\nPCI_SUBSYS_ID=10DE:16C1\n")
+    found = topology.read(Host(small))["pci"][GPU]
+    assert [found[name] for name in ids] == ["10de", "2330", "10de", "16c1"]
+    # Where it does not tell, the files do.
+    put(small, f"{device(small, GPU)}/uevent", "PCI_ID=10DE:2330X\nPCI_SUBSYS_ID=\n")
+    put(small, f"{device(small, GPU)}/vendor", "0x10de\n")
+    found = topology.read(Host(small))["pci"][GPU]
+    assert (found["vendor"], "device" in found) == ("10de", False)
+
+
 @pytest.mark.parametrize(
     ("speed", "width", "told"),
     [

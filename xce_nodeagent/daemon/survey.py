@@ -23,7 +23,7 @@ from xce_nodeagent.host.event import Event
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.rule import Device
-from xce_nodeagent.provider import Divides, Provider
+from xce_nodeagent.provider import Provider
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,7 @@ class Survey:
         self.current: Inventory | None = None
         self._raw: Inventory | None = None
         self._host = host
-        self._providers = providers
-        self._by_name = {provider.name: provider for provider in providers}
+        self._dividing = discovery.dividing(providers)
         self._ledger = ledger
         self._node = node
         self._discovery = Discovery(host, providers)
@@ -117,8 +116,8 @@ class Survey:
         held = self._ledger.book.ports_held()
         changed: dict[str, Instance] = {}
         for instance in inventory.instances:
-            provider = self._by_name.get(instance.provider)
-            if instance.type not in inventory.divisible or not isinstance(provider, Divides):
+            provider = self._dividing.get(instance.provider)
+            if provider is None or instance.type not in inventory.divisible:
                 continue
             try:
                 in_use = provider.in_use(self._host, instance)
@@ -134,7 +133,7 @@ class Survey:
         return structs.replace(
             inventory,
             instances=instances,
-            counters=discovery.counters(instances, self._providers),
+            counters=discovery.counters(instances, self._dividing),
         )
 
     def publish(self) -> None:
@@ -144,7 +143,7 @@ class Survey:
         drained = self._ledger.book.drained
         judged = self._judge(self._raw)
         if judged is not self._raw:
-            counts = discovery.counters(judged.instances, self._providers)
+            counts = discovery.counters(judged.instances, self._dividing)
             judged = structs.replace(judged, counters=counts)
         found = structs.replace(
             judged, instances=tuple(_with_drain(i, drained) for i in judged.instances)

@@ -16,7 +16,7 @@ from xce_nodeagent.host.event import Event
 _LASTING = re.compile(
     r"/sys/bus/pci/devices/([^/]+)/"
     r"(?:class|vendor|device|subsystem_vendor|subsystem_device|revision|numa_node|local_cpulist"
-    r"|max_link_speed|max_link_width|driver)"
+    r"|max_link_speed|max_link_width|driver|uevent)"
     r"|/sys/class/net/([^/]+)/"
     r"(?:ifindex|iflink|type|dev_port|dev_id|uevent|phys_port_name|device)"
     r"|/sys/class/infiniband/([^/]+)/"
@@ -25,6 +25,12 @@ _LASTING = re.compile(
     r"|/sys/devices/system/.*"
 )
 """What lasts; the group is the name of the device, which its events have, too."""
+
+_LASTING_LINK = re.compile(
+    r"/sys/devices/pci(?:[^/]+/)+([0-9a-f:]+\.[0-7])(?:/(?:subsystem|physfn))?"
+    r"|/sys/class/infiniband/([^/]+)|/sys/bus/pci/devices/([^/]+)"
+)
+"""The same, of where links lead, and what follows from it: what is in these folders changes."""
 
 MOST = 50_000
 """Answers that are kept: a large machine has some thousands. What has more forgets all of them."""
@@ -70,7 +76,8 @@ class Memory:
             seen: Known = self._seen[key]
             return seen
         answer = self._seen[key] = ask()
-        if lasting := _LASTING.fullmatch(name):
+        lasting = _LASTING.fullmatch(name) or (kind in "ld" and _LASTING_LINK.fullmatch(name))
+        if lasting:
             self._kept[key] = answer
             if lasting.lastindex:
                 self._of.setdefault(lasting[lasting.lastindex], []).append(key)

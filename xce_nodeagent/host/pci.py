@@ -13,6 +13,7 @@ from xce_nodeagent.model.environment import ranges
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NODES = "/sys/devices/system/node"
+_ID = "[0-9A-Fa-f]{1,8}"
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _DISPLAY, _OTHER_DISPLAY = 0x03, 0x0380  # PCI base class, and class with subclass
 
@@ -43,6 +44,10 @@ def place(host: Host, device: str) -> Place | None:
     A virtio interface is `.../0000:00:03.0/virtio2`, an RDMA device `.../0000:82:00.0/infiniband/
     mlx4_0`. None where the device hangs on no PCI bus.
     """
+    return host.derived(device, lambda: _place(host, device))
+
+
+def _place(host: Host, device: str) -> Place | None:
     path = host.real(device)
     if path is None:
         return None
@@ -134,7 +139,7 @@ def facts(host: Host, address: str, code: int | None = None) -> dict[str, str | 
         found["class"] = f"{code:06x}"
     event = host.read(f"{folder}/uevent") or ""  # what it tells needs no file of its own
     for key, prefix in (("PCI_ID", ""), ("PCI_SUBSYS_ID", "subsystem_")):
-        told = re.search(rf"^{key}=([0-9A-Fa-f]{1, 8}):([0-9A-Fa-f]{1, 8})$", event, re.MULTILINE)
+        told = re.search(rf"^{key}=({_ID}):({_ID})$", event, re.MULTILINE)
         for place, name in enumerate(("vendor", "device"), 1):
             number = int(told[place], 16) if told else identifier(host, address, prefix + name)
             if number is not None:
@@ -164,5 +169,6 @@ def attributes(
     node = numa_node(host, address)
     if node is not None:
         yield "numa_node", node
-    if cpus := local_cpus(host, address):
-        yield "local_cpus", ranges(cpus)
+    listed = f"/sys/bus/pci/devices/{address}/local_cpulist"
+    if cpus := host.derived(listed, lambda: ranges(local_cpus(host, address))):
+        yield "local_cpus", cpus
