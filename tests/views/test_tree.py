@@ -101,7 +101,7 @@ def test_what_keeps_an_instance_from_a_job_is_said(simulated) -> None:
     shown = inventory_tree(machine)
     assert re.search(rf"{first['id']} .* unhealthy$", shown, re.MULTILINE)
     assert f"{first['id']}: unhealthy: XID 79: it has fallen off the bus" in shown
-    assert re.search(rf"{second['id']} .* host's$", shown, re.MULTILINE)
+    assert re.search(rf"{second['id']} .* no job$", shown, re.MULTILINE)
     assert re.search(rf"{third['id']} .* held by 17:1$", shown, re.MULTILINE)
 
 
