@@ -171,7 +171,7 @@ def _gather(
             problems += [Problem(provider.name, "error", fault, unsure) for fault in found.faults]
         if found.state in ("error", "not_yet"):
             found = _as_before(provider.name, previous, found)
-            if earlier and found.state == "error":
+            if earlier:
                 found = _never_asked(found)
         elif found.lost:
             found = _lost_as_before(provider.name, previous, found)
@@ -249,7 +249,10 @@ def _as_before(name: str, previous: Inventory | None, found: Found) -> Found:
 
 
 def _never_asked(found: Found) -> Found:
-    """Let nobody have what only an earlier agent saw: the driver may be another one since."""
+    """Let nobody have what only an earlier agent saw, until it is seen again.
+
+    Its driver may have been loaded anew since, and have numbered the cards in another order.
+    """
     instances = (
         structs.replace(one, healthy=False, reason=one.reason or found.reason)
         for one in found.instances

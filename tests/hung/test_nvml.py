@@ -179,6 +179,7 @@ def test_a_call_about_no_card_that_hangs_is_made_once_and_jobs_go_on(agent, unti
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount"])
 def test_where_no_card_was_ever_known_the_agent_starts_and_serves_the_rest(agent, until, call):
     agent.stop()
+    (agent.folder / "state" / "inventory.json").unlink(missing_ok=True)
     agent.cards.say(text(ONE, TWO, SLICE, hang=WHOLE[call]))
     agent.start()
     prepares(agent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ supervisor  0      0      1            2       -           -       {supervisor}
 binder      0      0      1            2       -           -       DAC_OVERRIDE,NET_ADMIN,SYS_ADMIN,MKNOD
 prober      61498  61498  1            2       -           -       -
 witness     61497  61497  1            2       -           -       DAC_READ_SEARCH,SYS_PTRACE,CHECKPOINT_RESTORE
+listener    61498  61498  1            2       -           -       -
 """  # noqa: E501  # a table
+ROLES = ("binder", "prober", "witness", "listener")
 SUPERVISOR = (
     "DAC_OVERRIDE,DAC_READ_SEARCH,KILL,SETGID,SETUID,SETPCAP,NET_ADMIN,SYS_PTRACE,SYS_ADMIN,MKNOD"
     ",CHECKPOINT_RESTORE"
@@ -46,16 +49,29 @@ def children(pid):
     return [int(child) for child in text.split()]
 
 
+def helpers(supervisor):
+    """Give the helpers, when each role is there and has given up what it has not."""
+    until = time.monotonic() + 30
+    while True:
+        found = children(supervisor)
+        told = [status(pid) for pid in found]
+        ready = [one for one in told if one["CapBnd"].strip("0") == ""]
+        named = {one["Name"].removeprefix("xce-") for one in ready}
+        if (len(ready) == len(told) and named >= set(ROLES)) or time.monotonic() > until:
+            return found
+        time.sleep(0.02)
+
+
 def test_every_process_is_who_it_should_be_and_can_gain_nothing(agent):
     agent.call("Prepare", job="1")
     (supervisor,) = children(agent.process.pid)
     everybody = {"agent": [agent.process.pid], "supervisor": [supervisor]}
-    for pid in children(supervisor):
+    for pid in helpers(supervisor):
         everybody.setdefault(status(pid)["Name"].removeprefix("xce-"), []).append(pid)
     columns = ["process", "uid", "gid", "no_new_privs", "seccomp", "inheritable", "ambient",
                "permitted = effective"]  # fmt: skip
     lines = [columns]
-    for name in ("agent", "supervisor", "binder", "prober", "witness"):
+    for name in ("agent", "supervisor", *ROLES):
         rows = set()
         for pid in everybody.pop(name):
             found = status(pid)

@@ -1,7 +1,7 @@
 """The inventory of a moment ago, on disk: what an agent that starts again knows of this boot.
 
 A library that is slow, or a card that fell off the bus, does not tell the ids that jobs and the
-scheduler know the cards by. Without them a restart would take the cards away and bring them back.
+scheduler know the cards by. They are kept; nobody is given such a card before it is seen again.
 """
 
 from __future__ import annotations

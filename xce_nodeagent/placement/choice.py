@@ -149,10 +149,14 @@ class _Choosing:
         why = f"{told}, as far as is known: {problem.provider}: {problem.reason}"
         return (NotReady if problem.state == "not_yet" else Unhealthy)(why, **facts)
 
-    def _no_fit(self, name: str, count: int, candidates: Sequence[Instance]) -> NoFitNow:
+    def _no_fit(self, name: str, count: int, candidates: Sequence[Instance]) -> AgentError:
+        """What is unhealthy only until its library has answered is waited for."""
         reasons = {one.id: why for one in candidates if (why := self.reason(one))}
         free = len(candidates) - len(reasons)
-        return NoFitNow(
+        problem = self._inventory.unsure(name)
+        unsure = problem is not None and problem.state == "not_yet"
+        later = unsure and not all(one.healthy for one in candidates)
+        return (NotReady if later else NoFitNow)(
             f"request: {name}={count}, but of this host's {self._total(name, len(candidates))} only"
             f" {free} can be had now: " + _summary(reasons.values()),
             type=name,
