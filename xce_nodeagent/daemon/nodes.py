@@ -17,11 +17,15 @@ class Nodes:
 
     def look(self, instances: Iterable[Instance], nodes: Iterable[DeviceNode]) -> None:
         """Raise Unhealthy where an instance's node is missing, or any is another device's."""
+        looked: set[DeviceNode] = set()
         for instance in instances:
+            looked.update(instance.devices)
             if why := node.faults(self._host, instance.devices):
                 raise Unhealthy(
                     f"instance {instance.id} is unhealthy: {why}", instance=instance.id, reason=why
                 )
         for granted in nodes:
+            if granted in looked:
+                continue
             if why := node.fault(self._host, granted):
                 raise Unhealthy(f"nothing can be granted: {why}", reason=why)

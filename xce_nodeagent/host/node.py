@@ -20,8 +20,10 @@ _NOT_NEEDED = "/dev/dri/"
 def fault(host: Host, node: DeviceNode) -> str:
     """Say what is wrong with a node that is there; empty where it is right, or is not there."""
     found = _look(host, node)
-    if found is None:
-        return ""
+    return "" if found is None else _wrong(node, found)
+
+
+def _wrong(node: DeviceNode, found: os.stat_result) -> str:
     kinds = {stat.S_IFCHR: "c", stat.S_IFBLK: "b"}
     kind = kinds.get(stat.S_IFMT(found.st_mode))
     expected = f"{node.type} {node.major}:{node.minor}"
@@ -40,9 +42,11 @@ def fault(host: Host, node: DeviceNode) -> str:
 def faults(host: Host, nodes: Iterable[DeviceNode]) -> str:
     """Say what is wrong with the first of an instance's own nodes that is wrong, or missing."""
     for node in nodes:
-        if why := fault(host, node):
-            return why
-        if not node.path.startswith(_NOT_NEEDED) and _look(host, node) is None:
+        found = _look(host, node)
+        if found is not None:
+            if why := _wrong(node, found):
+                return why
+        elif not node.path.startswith(_NOT_NEEDED):
             return (
                 f"{node.path} is not there: udev, or the driver's own program"
                 f" (`nvidia-modprobe`), makes it as {node.type} {node.major}:{node.minor}"
@@ -52,7 +56,8 @@ def faults(host: Host, nodes: Iterable[DeviceNode]) -> str:
 
 def _look(host: Host, node: DeviceNode) -> os.stat_result | None:
     try:
-        return os.lstat(host.path(node.path))
+        # On a job's path: a Path costs as much as the look.
+        return os.lstat(node.path if str(host.root) == "/" else host.path(node.path))
     except OSError as error:
         if exhausted(error):
             raise
