@@ -332,7 +332,7 @@ class Roots:
             with Cgroup(root, os.dup(parent), -1, root.path) as top:
                 for way in top.descendants(
                     left + 1,
-                    enter=lambda way, bound=bound: (  # type: ignore[misc]
+                    enter=lambda way, bound=bound: (  # type: ignore[misc]  # mypy sees no default
                         way.ref.path not in bound and not ancestry.loose(way.fd, self._owners)
                     ),
                 ):

@@ -162,6 +162,7 @@ class Witness:
                 if what not in own and told[what] < HOLDERS_LIMIT:
                     told[what] += 1
                     where = listeners.by_inode[inode].namespace if inode else 0
+                    # `how` is a word of ours, which the lists above have as plain text.
                     seen.append(ops.Seen(pid, uid, called, what, how, started, where))  # type: ignore[arg-type]
         orphans = {listeners.by_inode[inode][1:] for inode in unseen}
         seen += [
