@@ -6,8 +6,8 @@ import asyncio
 import logging
 from pathlib import Path
 
-from xce_nodeagent import upstream
 from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.upstream import file
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Reporter:
 
     async def _try(self, inventory: Inventory) -> bool:
         try:
-            await asyncio.to_thread(upstream.write, self._path, inventory)
+            await asyncio.to_thread(file.write, self._path, inventory)
         except OSError as error:
             failed = f"{self._path}: {error.strerror}"
             if failed != self.failed:  # once, and not every five seconds

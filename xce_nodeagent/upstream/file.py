@@ -1,4 +1,4 @@
-"""The report upstream. For now one sink: a file, replaced whole with each change.
+"""The sink that is there without configuration of any store: a file, replaced with each change.
 
 Nothing on a job's path waits for it, and a sink that fails costs a line in the log: whoever
 reports keeps the newest inventory and tries again.

@@ -1,0 +1,1 @@
+"""The report upstream, and the reader of a fleet's reports (docs/upstream.md)."""

@@ -1,0 +1,62 @@
+"""Values in the store: JSON, deflated where that saves much; read with limits.
+
+Anybody who may write to the store could have put anything there.
+A value tells by its first byte what it is: `{` is JSON, 0x78 is zlib (RFC 1950) around JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+LARGEST = 4 << 20
+"""Bytes of JSON that a reader takes at most: a hundred times the largest host that is known."""
+
+_WORTH = 512
+"""Bytes below which a deflated value would be no smaller in any way that counts."""
+_ZLIB = b"\x78"
+
+
+class Unreadable(ValueError):
+    """A value that is not what it should be; the message says what is wrong with it."""
+
+
+def pack(value: Any) -> bytes:
+    """Give the bytes of a value: the same for equal values, on every host."""
+    plain = msgspec.json.encode(value, order="sorted")
+    # Level 6 of zlib gives other bytes in another version of zlib; a hash is of the plain JSON.
+    return zlib.compress(plain, 6) if len(plain) > _WORTH else plain
+
+
+def plain(data: bytes) -> bytes:
+    """Give the JSON of a value. Raise Unreadable."""
+    if not data.startswith(_ZLIB):
+        if len(data) > LARGEST:
+            raise Unreadable(f"{len(data)} bytes; at most {LARGEST} are read")
+        return data
+    inflating = zlib.decompressobj()
+    try:
+        found = inflating.decompress(data, LARGEST)
+    except zlib.error as error:
+        raise Unreadable(f"not deflated data: {error}") from None
+    if inflating.unconsumed_tail or not inflating.eof:
+        raise Unreadable(f"more than {LARGEST} bytes, or cut short")
+    return found
+
+
+def unpack(data: bytes, kind: type[T]) -> T:
+    """Read a value. Fields that this version does not know are passed over. Raise Unreadable."""
+    try:
+        return msgspec.json.decode(plain(data), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(f"not a {kind.__name__}: {error}") from None
+
+
+def digest(data: bytes) -> str:
+    """Give the SHA-256 of a value's JSON, whether it is deflated or not."""
+    return hashlib.sha256(plain(data)).hexdigest()

@@ -1,0 +1,55 @@
+"""The contract of a sink: where reports go. A sink may block as long as its own deadlines say.
+
+`delivery.py` runs each sink in a thread of its own, so that none waits for another, and nothing on
+a job's path for any.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from xce_nodeagent.upstream.report import Report
+
+
+class Undelivered(Exception):
+    """A report, or a sign of life, did not get there.
+
+    `reason` names the place and what it said, `remedy` what somebody should do, where only
+    somebody can. With `hopeless`, trying again soon is of no use (a wrong password, a name that
+    another agent has): it is tried again all the same, but seldom.
+    """
+
+    def __init__(self, reason: str, *, remedy: str = "", hopeless: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+        self.hopeless = hopeless
+
+
+class Sink(Protocol):
+    """One place for reports."""
+
+    kind: ClassVar[str]
+    """`file`, `etcd` or `http`, as in the configuration."""
+
+    where: str
+    """The place, for people: a path, a URL. No secret is in it."""
+
+    def deliver(self, report: Report) -> int:
+        """Bring the place to this report; give the bytes that it took. Raise Undelivered.
+
+        The sink remembers what is there, and sends no more than what changed, as far as the place
+        is able to take that.
+        """
+        ...
+
+    def tend(self) -> float:
+        """Do what is due by the clock (keep a lease alive); give the seconds until the next time.
+
+        `inf` where nothing is. Raise Undelivered.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up connections. What is at the place stays there."""
+        ...
