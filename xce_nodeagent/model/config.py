@@ -12,9 +12,16 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from xce_nodeagent.errors import BadConfig
-from xce_nodeagent.model import setting, share, toml
+from xce_nodeagent.model import setting, share, toml, upstream
 from xce_nodeagent.model.policy import Policy
 from xce_nodeagent.model.share import MpsConfig
+from xce_nodeagent.model.upstream import (
+    FleetConfig,
+    MetricsConfig,
+    UpstreamEtcdConfig,
+    UpstreamFileConfig,
+    UpstreamHttpConfig,
+)
 
 EnforcementPolicy = Literal["required", "best-effort", "off"]
 KillPolicy = Literal["none", "on-request", "term-then-kill"]
@@ -127,12 +134,6 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
     device_directory: str = "/dev/xce-sim"
 
 
-class UpstreamFileConfig(Struct, frozen=True, kw_only=True):
-    """`[upstream.file]`: where the inventory is written; empty for nowhere."""
-
-    path: str = ""
-
-
 class Config(Struct, frozen=True, kw_only=True):
     """The whole configuration."""
 
@@ -149,6 +150,10 @@ class Config(Struct, frozen=True, kw_only=True):
     mps: MpsConfig = MpsConfig()
     simulate: SimulateConfig = SimulateConfig()
     upstream_file: UpstreamFileConfig = UpstreamFileConfig()
+    upstream_http: UpstreamHttpConfig = UpstreamHttpConfig()
+    upstream_etcd: UpstreamEtcdConfig = UpstreamEtcdConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    fleet: FleetConfig = FleetConfig()
 
 
 SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = {
@@ -216,7 +221,7 @@ SECTIONS: Mapping[str, tuple[str, type[Struct], Mapping[str, setting.Check]]] = 
         SimulateConfig,
         {"profile": setting.profile, "device_directory": setting.root},
     ),
-    "upstream.file": ("upstream_file", UpstreamFileConfig, {"path": setting.path}),
+    **upstream.SECTIONS,
 }
 """Every section and key that there is: field of `Config`, its type, and a check for each key."""
 
@@ -250,7 +255,10 @@ def parse(text: str, name: str) -> Config:
                 faults += [f"[{section}.{key}] {fault}" for fault in several.faults]
             except setting.Fault as fault:
                 faults.append(f"[{section}] {key} = {value!r}: {fault}")
-        fields[field] = kind(**values)
+        try:
+            fields[field] = kind(**values)
+        except setting.Fault as fault:  # each key is right, and together they are not
+            faults.append(f"[{section}]: {fault}")
     if faults:
         lines = _key_lines(text)
         located = [f"{name}{_where(fault, lines)}: {fault}" for fault in faults]
