@@ -1,0 +1,262 @@
+"""From a node's entries to what a reader knows of it. Pure; whatever they are, nothing raises.
+
+Anybody who may write to the store could have put anything there. What cannot be believed is a
+fault of its node, in words; what can be read of the node is shown all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+
+from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.fleet import Count, Node
+from xce_nodeagent.upstream.report import (
+    BINDING,
+    HEAD,
+    PROBLEMS,
+    STATE,
+    STATIC,
+    VERSION,
+    Entries,
+    Head,
+    Held,
+    Problems,
+)
+from xce_nodeagent.upstream.shape import USUAL, Shape, State, Static
+
+T = TypeVar("T")
+
+MOST_FAULTS = 8
+"""Faults of a node that are told; the rest are counted."""
+_LONGEST = 200  # characters of a fault
+
+
+class Form(Struct, frozen=True):
+    """A shape as a reader uses it: of each row its type, and the places of what it overlaps."""
+
+    shape: Shape
+    types: tuple[str, ...]
+    overlaps: tuple[tuple[int, ...], ...]
+    cut: frozenset[int]
+    """The places of cards that are cut into slices: they are no `gpu` for a count."""
+    divisible: frozenset[str]
+
+
+def form_of(data: bytes) -> Form:
+    """Read a shape. Raise packing.Unreadable."""
+    shape = packing.unpack(data, Shape)
+    count = len(shape.rows)
+    parents = [_place(row.parent, count) for row in shape.rows if row.type == "mig"]
+    return Form(
+        shape=shape,
+        types=tuple(row.type for row in shape.rows),
+        overlaps=tuple(
+            tuple(at for other in row.overlaps if (at := _place(other, count)) is not None)
+            for row in shape.rows
+        ),
+        cut=frozenset(at for at in parents if at is not None and shape.rows[at].type == "gpu"),
+        divisible=frozenset(kind.name for kind in shape.types if kind.divisible),
+    )
+
+
+def _place(reference: str | None, count: int) -> int | None:
+    """Give the place that `#3` refers to; None for what is no instance of this host."""
+    if reference is None or not reference.startswith("#"):
+        return None
+    digits = reference[1:]
+    if not (digits.isdecimal() and digits.isascii()):
+        return None
+    if len(digits) > 9 or int(digits) >= count:
+        raise packing.Unreadable(f"a reference to instance {digits[:20]} of {count}")
+    return int(digits)
+
+
+def read(name: str, entries: Entries, forms: Callable[[str], Form | str]) -> Node:
+    """Read a node, all but its liveness.
+
+    `forms` gives a shape by its hash, or says in words why there is none.
+    """
+    reading = _Reading(name, entries)
+    head = reading.head()
+    form: Form | None = None
+    static = None
+    if head is not None or HEAD not in entries:
+        static = reading.static()
+    if static is not None:
+        told = forms(static.shape)
+        if isinstance(told, str):
+            reading.fault(told)
+        elif not len(told.types) == len(static.ids) == len(static.own):
+            reading.fault(
+                f"static: {len(static.ids)} instances, but its shape has {len(told.types)}"
+            )
+        elif len(set(static.ids)) < len(static.ids):
+            reading.fault("static: two instances have one id")
+        else:
+            form = told
+    bindings = tuple(reading.bindings()) if reading.understood else ()
+    states = dict(reading.states()) if reading.understood else {}
+    reading.problems()
+    totals: Mapping[str, Count] = {}
+    if form is not None and static is not None:
+        reading.held_twice(bindings, static.ids, form)
+        totals = _totals(form, static.ids, states, bindings, head.counters if head else {})
+    return Node(
+        name=name,
+        head=head,
+        faults=reading.told(),
+        bindings=bindings,
+        totals=totals,
+        states=states,
+        entries=entries,
+        shape_hash=static.shape if static is not None else "",
+        shape=form.shape if form is not None else None,
+    )
+
+
+class _Reading:
+    """One node, while it is read."""
+
+    def __init__(self, name: str, entries: Entries) -> None:
+        self._name = name
+        self._entries = entries
+        self._faults: list[str] = []
+        self.understood = True
+
+    def fault(self, text: str) -> None:
+        self._faults.append(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+
+    def told(self) -> tuple[str, ...]:
+        """Give the faults in an order that does not depend on when they came."""
+        every = sorted(set(self._faults))
+        more = len(every) - MOST_FAULTS
+        return (*every[:MOST_FAULTS], f"and {more} more faults") if more > 0 else tuple(every)
+
+    def head(self) -> Head | None:
+        if HEAD not in self._entries:
+            self.fault("there is no head: no report of this node is whole")
+            return None
+        head = self._unpack(HEAD, Head)
+        if head is None:
+            return None
+        if head.least > VERSION:
+            self.understood = False
+            self.fault(
+                f"its report needs a reader of version {head.least}; this one has {VERSION}:"
+                " update this program"
+            )
+        if head.node != self._name:
+            self.fault(f"head: it is of node {head.node[:80]!r}")
+        boot, _, number = head.generation.rpartition(":")
+        if boot != head.boot_id or not (number.isdecimal() and len(number) < 19):
+            self.fault(f"head: {head.generation[:80]!r} is no generation of boot {head.boot_id!r}")
+        if head.number < 0:
+            self.fault(f"head: number {head.number} is negative")
+        for kind, counter in head.counters.items():
+            amounts = counter.values() if isinstance(counter, dict) else (counter,)
+            if not all(type(one) in (int, float) and one >= 0 for one in amounts):
+                self.fault(f"head: the counter of {kind[:40]!r} is no amount")
+        return head
+
+    def static(self) -> Static | None:
+        if not self.understood:
+            return None
+        if STATIC not in self._entries:
+            self.fault("there is a head, but nothing static")
+            return None
+        return self._unpack(STATIC, Static)
+
+    def problems(self) -> None:
+        if PROBLEMS in self._entries and self.understood:
+            self._unpack(PROBLEMS, Problems)
+
+    def states(self) -> Iterator[tuple[str, State]]:
+        for name in sorted(self._entries):
+            if name.startswith(STATE) and (state := self._unpack(name, State)) is not None:
+                yield name.removeprefix(STATE), state
+
+    def bindings(self) -> Iterator[Held]:
+        for name in sorted(self._entries):
+            if name.startswith(BINDING) and (held := self._unpack(name, Held)) is not None:
+                if name != f"{BINDING}{held.job}/{held.attempt}":
+                    self.fault(f"{name}: it is of job {held.job[:80]!r}")
+                yield held
+
+    def held_twice(self, bindings: tuple[Held, ...], ids: tuple[str, ...], form: Form) -> None:
+        """Tell of instances, or of overlapping ones, that two bindings hold."""
+        if len(bindings) < 2:
+            return
+        places = {one: at for at, one in enumerate(ids)}
+        holder: dict[str, Held] = {}
+        for binding in bindings:
+            for one in binding.instances:
+                at = places.get(one)
+                if at is not None and form.types[at] in form.divisible:
+                    continue
+                also = () if at is None else form.overlaps[at]
+                for taken in (one, *(ids[other] for other in also)):
+                    other_one = holder.get(taken)
+                    if other_one is not None and other_one is not binding:
+                        self.fault(
+                            f"{taken} is held by job {other_one.job!r} and by job {binding.job!r}"
+                        )
+            holder.update((one, binding) for one in binding.instances)
+
+    def _unpack(self, name: str, kind: type[T]) -> T | None:
+        try:
+            return packing.unpack(self._entries[name], kind)
+        except packing.Unreadable as error:
+            self.fault(f"{name}: {error}")
+            return None
+
+
+def _totals(
+    form: Form,
+    ids: tuple[str, ...],
+    states: Mapping[str, State],
+    bindings: tuple[Held, ...],
+    counters: Mapping[str, object],
+) -> dict[str, Count]:
+    held = {one for binding in bindings for one in binding.instances}
+    taken = held.union(*(binding.excluded for binding in bindings))
+    found: dict[str, list[int]] = {}
+    for at, kind in enumerate(form.types):
+        if kind in form.divisible:
+            continue
+        count = found.setdefault(kind, [0, 0, 0, 0, 0, 0])
+        state = states.get(ids[at], USUAL)
+        if state.reserved:
+            count[5] += 1
+            continue
+        away = ids[at] in taken or any(ids[other] in held for other in form.overlaps[at])
+        count[0] += 1
+        count[1] += state.healthy
+        count[2] += state.healthy and not away and not state.drained and at not in form.cut
+        count[3] += away
+        count[4] += state.drained
+    totals = {kind: Count(*count) for kind, count in found.items()}
+    parts = sum(len(binding.ports) for binding in bindings)
+    for kind in form.divisible:
+        counter = counters.get(kind)
+        if isinstance(counter, dict):
+            total, sound = _amount(counter, "total"), _amount(counter, "healthy")
+            totals[kind] = Count(total, sound, max(0, sound - parts), parts)
+    return totals
+
+
+def _amount(counter: Mapping[object, object], name: str) -> int:
+    value = counter.get(name)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def unavailable(node: Node) -> frozenset[str]:
+    """Give the ids that bindings hold, had in the way when they were made, or have quarantined.
+
+    What overlaps these by the inventory is for who has the inventory to add.
+    """
+    return frozenset(
+        one for binding in node.bindings for one in (*binding.instances, *binding.excluded)
+    )
