@@ -19,6 +19,7 @@ from xce_nodeagent.model.instance import Holder
 from xce_nodeagent.model.inventory import with_holders
 from xce_nodeagent.model.request import parse
 from xce_nodeagent.upstream.fleet import Count, Fleet, Node
+from xce_nodeagent.upstream.reading import unavailable
 
 NODES = 120
 
@@ -51,9 +52,7 @@ def test_what_is_free_is_what_placement_would_give(fleet: Fleet) -> None:
     for node in list(nodes(fleet).values())[::3]:
         inventory = node.inventory
         assert inventory is not None
-        held = {one.id for one in inventory.instances if one.held_by}
-        held |= {over for one in node.bindings for over in one.excluded}
-        held |= {one.id for one in inventory.instances if not held.isdisjoint(one.overlaps)}
+        held = unavailable(node, inventory)
         for kind, count in node.totals.items():
             if kind == "ports":
                 continue

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.upstream import packing
 from xce_nodeagent.upstream.fleet import Count, Node
 from xce_nodeagent.upstream.report import (
@@ -252,11 +253,12 @@ def _amount(counter: Mapping[object, object], name: str) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def unavailable(node: Node) -> frozenset[str]:
-    """Give the ids that bindings hold, had in the way when they were made, or have quarantined.
-
-    What overlaps these by the inventory is for who has the inventory to add.
-    """
+def unavailable(node: Node, inventory: Inventory) -> frozenset[str]:
+    """Give the ids that are held or quarantined, or overlap that now or when it was bound."""
+    held = {one for binding in node.bindings for one in binding.instances}
+    taken = held.union(*(binding.excluded for binding in node.bindings))
     return frozenset(
-        one for binding in node.bindings for one in (*binding.instances, *binding.excluded)
+        one.id
+        for one in inventory.instances
+        if one.id in taken or not held.isdisjoint(one.overlaps)
     )
