@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from xce_nodeagent.model import share
 from xce_nodeagent.model.binding import (
     Adopted,
     Binding,
@@ -23,7 +24,7 @@ from xce_nodeagent.model.instance import Holder, Instance
 from xce_nodeagent.model.inventory import overlapping
 from xce_nodeagent.model.rule import Device
 
-_SLICES = frozenset({"mig", "gi", "mps"})
+_PARTS = frozenset({"mig", "gi", "mps"})
 _WAS_RELEASED = ("releasing", "quarantined")
 
 
@@ -150,27 +151,26 @@ class Book:
         return {i.id for i in instances if i.id in taken or not held.isdisjoint(i.overlaps)}
 
     def stranded(self, known: Mapping[str, Instance]) -> dict[str, Key]:
-        """Give instances of which a device is held under an id that is not known any more.
+        """Give instances whose silicon is held under an id that is not known any more.
 
-        Who declares or reports instances may give a device another id while a job holds it. Slices
-        and shares have their card's nodes, so of these a device does not tell.
+        Who declares or reports instances may give a device another id while a job holds it, and a
+        library that answers late finds what was declared. A device that is granted tells of it;
+        what the job holds under ids that are known is no news.
         """
-        held: dict[Device, Key] = {}
+        found: dict[str, Key] = {}
         for gone in self._held.keys() - known.keys():
             for key in self._held[gone]:
                 binding = self.live[key]
                 still = [known[one] for one in binding.instances if one in known]
                 own = {Device.of(node) for one in still for node in one.devices}
-                granted = (rule.device for rule in binding.plan.grants)
-                held.update((device, key) for device in granted if device not in own)
-        if not held:
-            return {}
-        return {
-            one.id: held[device]
-            for one in known.values()
-            for device in map(Device.of, one.devices)
-            if device in held and one.type not in _SLICES
-        }
+                devices = {rule.device for rule in binding.plan.grants} - own
+                if devices:
+                    found.update(
+                        (one.id, key)
+                        for one in known.values()
+                        if not devices.isdisjoint(_telling(gone, binding, one, known))
+                    )
+        return found
 
     def ports_held(self) -> Mapping[int, Key]:
         """Give the ports that bindings hold."""
@@ -201,6 +201,24 @@ class Book:
 
     def __iter__(self) -> Iterator[Binding]:
         return iter(list(self.live.values()))
+
+
+def _telling(
+    gone: str, binding: Binding, one: Instance, known: Mapping[str, Instance]
+) -> set[Device]:
+    """Give those devices of an instance that tell, when they are held, that it is held as `gone`.
+
+    Slices and shares have their card's nodes. These tell nothing where `gone` was a part of that
+    card, beside which such a part may be given: a slice beside slices, a share beside shares. A
+    part had excluded its card when it was bound.
+    """
+    nodes = {Device.of(node) for node in one.devices}
+    card = known.get(one.parent or "") if one.type in _PARTS else None
+    if card is None or card.id not in binding.excluded:
+        return nodes
+    if share.is_of(gone, card.id) is not (one.type == "mps"):
+        return nodes
+    return nodes - {Device.of(node) for node in card.devices}
 
 
 def _ancestors(path: str) -> Iterator[str]:

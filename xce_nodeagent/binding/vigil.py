@@ -312,14 +312,14 @@ class Vigil:
         live = self._book.live.get(key)
         if live is not None and set(live.left) == set(left) and live.instances == instances:
             return
-        by_id = self._inventory().by_id()
-        nodes = [node for i in instances for node in by_id[i].devices]
+        nodes = [node for i in instances for node in self._inventory().by_id()[i].devices]
         self._ledger.record(
             Withheld(
                 job=key[0],
                 attempt=key[1],
                 uid=binding.uid,
                 instances=instances,
+                excluded=binding.excluded,
                 plan=Plan(tuple(AllowDevice(node) for node in dict.fromkeys(nodes))),
                 left=left,
                 generation=binding.generation,

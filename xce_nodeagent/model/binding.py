@@ -108,13 +108,14 @@ class Withheld(Struct, frozen=True, kw_only=True, tag="withheld"):
     """Somebody still has released devices open, and nobody has got these instances meanwhile.
 
     The plan is nothing but the devices to look for. `since` and `born` are when the binding was
-    made.
+    made; `excluded` is as in that.
     """
 
     job: str
     attempt: str
     uid: int | None = None
     instances: tuple[str, ...]
+    excluded: tuple[str, ...] = ()
     plan: Plan
     left: tuple[LeftOver, ...]
     generation: str
@@ -290,7 +291,7 @@ def follow(
     if binding is None and isinstance(event, Withheld):
         return Binding(
             job=event.job, attempt=event.attempt, state=after, asks=(Ask(uid=event.uid),),
-            instances=event.instances, excluded=(), plan=event.plan, left=event.left,
+            instances=event.instances, excluded=event.excluded, plan=event.plan, left=event.left,
             generation=event.generation, enforcement=event.enforcement, since=event.since,
             changed=now, reason=STILL_OPEN, born=event.born,
         )  # fmt: skip
@@ -316,8 +317,8 @@ def follow(
             return structs.replace(binding, state=after, changed=now, kill=kill)
         case Withheld():
             return structs.replace(
-                binding, state=after, changed=now, instances=event.instances, plan=event.plan,
-                left=event.left, reason=STILL_OPEN,
+                binding, state=after, changed=now, instances=event.instances,
+                excluded=event.excluded, plan=event.plan, left=event.left, reason=STILL_OPEN,
             )  # fmt: skip
         case Lost(reason=reason):
             return structs.replace(binding, state=after, changed=now, reason=reason)

@@ -104,6 +104,15 @@ def percents(card: Instance, shares: Mapping[str, tuple[int, ...]]) -> tuple[int
     return shares.get("all", ())
 
 
+def is_of(wanted: str, card: str) -> bool:
+    """Say whether an id is that of a share of a card, which may have none any more."""
+    return wanted.startswith(_id(card))
+
+
+def _id(card: str) -> str:
+    return f"mps-{card}-"
+
+
 def _shares(
     card: Instance, config: MpsConfig, *, cut: bool, listens: Callable[[str], bool]
 ) -> Iterator[Instance]:
@@ -125,7 +134,7 @@ def _shares(
         attributes["mps_percent"] = percent
         attributes["mps_pipe_directory"] = where
         yield Instance(
-            id=f"mps-{card.id}-{number}",
+            id=f"{_id(card.id)}{number}",
             type=MPS.name,
             provider=card.provider,
             parent=card.id,
