@@ -93,7 +93,7 @@ def test_what_shares_silicon_with_what_is_gone_is_nobody_else_s(case: str) -> No
 LEFT = LeftOver(pid=7, uid=1, comm="x", what="/dev/nvidia0")
 
 
-@pytest.mark.parametrize("held, now, expected",
+@pytest.mark.parametrize(("held", "now", "expected"),
     [((SHARED[2],), SHARED[:2], {"GPU-0"}), ((CUT[1],), (CUT[0], CUT[2]), {"GPU-0"}),
      ((CUT[1],), (*CUT[::2], SLICE), {"GPU-0", "MIG-3"}),
      ((DONGLE,), CUT, {"GPU-0", "MIG-1", "MIG-2"})])  # fmt: skip

@@ -42,10 +42,11 @@ class Network:
         thread.join()
         return made[0]
 
-    def ip(self, *lines: str) -> None:
+    def ip(self, *lines: str, family: int = 4) -> None:
         """Have these commands done inside, by one process."""
+        inside = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self.fd}", "ip"]
         subprocess.run(
-            ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self.fd}", "ip", "-batch", "-"],
+            [*inside, *(["-6"] if family == 6 else []), "-batch", "-"],
             input="\n".join(lines) + "\n",
             text=True,
             check=True,

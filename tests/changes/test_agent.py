@@ -157,6 +157,16 @@ def test_the_default_route_makes_a_nic_the_hosts_own(watched) -> None:
     watched.until(lambda nic: not nic["reserved"])
 
 
+def test_a_rule_makes_a_nic_the_hosts_own(watched) -> None:
+    watched.ip("route add default via 192.0.2.2 table 101")
+    watched.ip("rule add table 101")
+    watched.until(lambda nic: nic["reserved"])
+    watched.told("rule")
+    watched.ip("rule del table 101")
+    watched.until(lambda nic: not nic["reserved"])
+    watched.ip("route del default table 101")
+
+
 def test_a_nic_that_goes_and_comes(watched) -> None:
     watched.ip("link del nic0")
     watched.until(lambda nic: nic is None)

@@ -91,6 +91,13 @@ def test_what_decides_of_the_default_route_is_told(network, monitor, command) ->
     assert told(monitor, ROUTE) == {ROUTE}
 
 
+def test_a_rule_of_ipv6_is_told_when_it_comes_and_goes(network, monitor) -> None:
+    quiet(network, monitor)
+    for action in ("add", "del"):
+        network.ip(f"rule {action} from 2001:db8::/64 table 7", family=6)
+        assert told(monitor, ROUTE) == {ROUTE}
+
+
 def test_what_a_thousand_containers_do_wakes_nobody(network, monitor) -> None:
     network.ip("link add br0 type bridge", "link set br0 up", "addr add 192.0.2.1/24 dev br0")
     quiet(network, monitor)
