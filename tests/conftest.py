@@ -114,6 +114,11 @@ def _slurm() -> str:
     return _root() or ("" if shutil.which("slurmd") else "needs slurmd")
 
 
+def _etcd() -> str:
+    missing = [tool for tool in ("etcd", "etcdctl") if not shutil.which(tool)]
+    return f"needs {', '.join(missing)}" if missing else ""
+
+
 def _podman() -> str:
     missing = [tool for tool in ("podman", "crun") if not shutil.which(tool)]
     if missing:
@@ -147,6 +152,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "umockdev": _umockdev,
     "slurm": _slurm,
     "podman": _podman,
+    "etcd": _etcd,
 }
 
 # The machine is shared and slow at times: a deadline for one example would fail by chance.

@@ -90,6 +90,13 @@ class NotReady(AgentError):
     error_class = ErrorClass.TRANSIENT
 
 
+class Upstream(AgentError):
+    """The store of a fleet's inventory cannot be reached, or refuses."""
+
+    code = "upstream"
+    error_class = ErrorClass.TRANSIENT
+
+
 class NoFitNow(AgentError):
     """The request would fit this host, but other bindings are in the way."""
 
@@ -200,7 +207,7 @@ BY_CODE: dict[str, type[AgentError]] = {
     for error in (
         Busy, Stale, NotReady, NoFitNow, NeverFits, Unhealthy, Drained, Reserved, UnknownInstance,
         Conflict, Enforcement, Internal, BadRequest, BadJobId, BadCgroup, BadPort, NotPermitted,
-        BadConfig,
+        BadConfig, Upstream,
     )
 }  # fmt: skip
 """The closed list, for those who turn a code from a wire back into an error."""

@@ -28,6 +28,7 @@ PINNED = {
     "stale": "transient",
     "not_ready": "transient",
     "no_fit_now": "transient",
+    "upstream": "transient",
     "never_fits": "job",
     "unhealthy": "node",
     "drained": "node",

@@ -1,0 +1,70 @@
+"""The files of TLS, and the context that is made of them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from xce_nodeagent.upstream import certificate
+from xce_nodeagent.upstream.noanswer import NoAnswer, words
+
+
+class Files(Struct, frozen=True):
+    """Files of TLS, in PEM. Without `ca` it is the host's own; without `key` it is in `cert`."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+class Tls:
+    """The context of TLS from files, made anew when one of them changed."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self._made_of: tuple[tuple[int, ...], ...] | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Give the context; the same one as long as the files are the same. Raise NoAnswer."""
+        now = tuple(_state(path) for path in (self.files.ca, self.files.cert, self.files.key))
+        if self._context is None or now != self._made_of:
+            self._context = self._make()
+            self._made_of = now
+        return self._context
+
+    def _make(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.files.ca or None)
+        except (OSError, ValueError) as error:
+            raise NoAnswer(f"{self.files.ca}: {words(error)}", certificate=True) from None
+        context.set_alpn_protocols(["http/1.1"])
+        if self.files.cert:
+            try:
+                # Without a password of ours OpenSSL would ask for one on the terminal.
+                key = self.files.key or None
+                context.load_cert_chain(self.files.cert, key, password=lambda: "")
+            except (OSError, ValueError) as error:
+                told = " and ".join(filter(None, (self.files.cert, self.files.key)))
+                raise NoAnswer(f"{told}: {words(error)}", certificate=True) from None
+        return context
+
+    def wrong(self) -> str:
+        """Say what the dates make wrong with our own certificate; empty where nothing."""
+        if not self.files.cert:
+            return ""
+        return certificate.wrong(Path(self.files.cert), datetime.now(UTC))
+
+
+def _state(path: str) -> tuple[int, ...]:
+    if not path:
+        return ()
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
