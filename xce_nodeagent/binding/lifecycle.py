@@ -8,6 +8,7 @@ each other, but for the ledger's commit, which is one `fdatasync`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
 
 from msgspec import structs
 
@@ -18,6 +19,7 @@ from xce_nodeagent.binding.demand import Demand, demand
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
+from xce_nodeagent.binding.pace import Pace
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.release import Releases
 from xce_nodeagent.binding.turn import Turns
@@ -77,6 +79,7 @@ class Lifecycle:
         self._providers = providers
         self._composer = Composer(providers, site)
         self.turns = Turns()
+        self.pace = Pace()
         self.outcomes = Outcomes(ledger)
         self.verification = Verification(
             ledger,
@@ -91,6 +94,7 @@ class Lifecycle:
             executor=executor,
             turns=self.turns,
             outcomes=self.outcomes,
+            pace=self.pace.release,
             composer=self._composer,
             parts=parts,
             inventory=inventory,
@@ -132,9 +136,13 @@ class Lifecycle:
                 raise Enforcement(self.ledger.unseen)
             before = self.book.live.get(key)
             event = self._planned(want, cgroup, before)
+            started = perf_counter()
             binding = self.ledger.commit(event)
             assert binding is not None  # noqa: S101  # these two events always leave a binding
+            committed = perf_counter()
             await self._carry_out(binding, before)
+            self.pace.prepare["bind"].add(perf_counter() - committed)
+            self.pace.prepare["commit"].add(committed - started)
             return answer.prepared(binding)
 
     def _planned(
@@ -149,7 +157,9 @@ class Lifecycle:
         divisible = planner.wants_ports(inventory, want)
         in_use = self._parts.in_use(divisible) if divisible else frozenset()
         had = set(before.instances) if before else set()
+        pace = self.pace.prepare
         while True:
+            started = perf_counter()
             event = planner.plan(
                 want,
                 inventory=inventory,
@@ -161,6 +171,8 @@ class Lifecycle:
                 cgroup=cgroup,
                 ports_in_use=in_use,
             )
+            planned = perf_counter()
+            pace["plan"].add(planned - started)
             if self.site.policy != "required":
                 return event
             chosen = set(event.instances) - had
@@ -175,6 +187,7 @@ class Lifecycle:
                     raise
                 inventory = _without(inventory, sick, error.details["reason"])
             else:
+                pace["look"].add(perf_counter() - planned)
                 return event
 
     def _existing(self, want: Demand) -> Binding | None:

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable
+from time import perf_counter
 
 from msgspec import structs
 
@@ -19,6 +20,7 @@ from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.killing import Killing
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
+from xce_nodeagent.binding.pace import ReleaseStep
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.vigil import Vigil
@@ -36,6 +38,7 @@ from xce_nodeagent.model.binding import (
     ReleaseIntended,
 )
 from xce_nodeagent.model.config import ReleaseConfig
+from xce_nodeagent.model.histogram import Histogram
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.privileged.ops import Unbound
 
@@ -67,6 +70,7 @@ class Releases:
         executor: Executor,
         turns: Turns,
         outcomes: Outcomes,
+        pace: dict[ReleaseStep, Histogram],
         composer: Composer,
         parts: Parts,
         inventory: Callable[[], Inventory],
@@ -80,6 +84,7 @@ class Releases:
         self._executor = executor
         self._turns = turns
         self._outcomes = outcomes
+        self._pace = pace
         self._composer = composer
         self._parts = parts
         self._inventory = inventory
@@ -170,7 +175,10 @@ class Releases:
             if binding is None or (only is not None and not _same(binding, only)):
                 recorded = self._ledger.recorded(*key)
                 return wire.Released(released=True, clean=True, known=False, recorded=recorded)
+            started = perf_counter()
             recorded = self._intend(binding, kill)
+            intended = perf_counter()
+            self._pace["commit"].add(intended - started)
             # Who listens is looked at while the binder works. Nobody did: then nobody can later,
             # for the job's processes are gone or told of. Somebody did: it may be gone by now.
             seen: list[int] = []
@@ -180,6 +188,7 @@ class Releases:
             except AgentError:
                 self.clean_later()
                 raise
+            self._pace["unbind"].add(perf_counter() - intended)
             left = leftover.in_cgroup(unbound)
             ports = look() if seen else []
             if ports:
