@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -23,7 +24,9 @@ from xce_nodeagent.model.inventory import Inventory, advance
 from xce_nodeagent.model.plan import HoldPort, Plan
 from xce_nodeagent.providers import all_providers
 from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
+from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.reading import form_of, read
 from xce_nodeagent.upstream.report import Report, numbered, report
 from xce_nodeagent.upstream.shape import Parts, join, split
@@ -137,9 +140,24 @@ def fleet(count: int) -> Fleet:
     return Fleet(revision=count, cluster="14841639068965178418", nodes=dict(sorted(made.items())))
 
 
-def keys(at: int, prefix: str = "/xce/v1/") -> dict[str, bytes]:
+def keys(at: int, below: Keys) -> dict[bytes, bytes]:
     """Give a node's keys in the store, its shape's among them, without the sign of life."""
     one = reported(at)
-    found = {f"{prefix}node/{name(at)}/{entry}": data for entry, data in one.entries.items()}
-    assert packing.digest(one.shape_data) == one.shape
-    return {f"{prefix}shape/{one.shape}": one.shape_data, **found}
+    found = {below.entry(name(at), entry): data for entry, data in one.entries.items()}
+    return {below.shape(one.shape): one.shape_data, **found}
+
+
+def live(at: int, **more: Any) -> bytes:
+    """Give a node's sign of life, or another one that it should not give."""
+    fields = {"agent": agent(at), "boot_id": boot(at), "node": name(at)}
+    return packing.pack(Live(**{**fields, **more}))
+
+
+def state(count: int, below: Keys) -> dict[bytes, tuple[bytes, int]]:
+    """Give what the store has of so many nodes: the value and the lease of each key."""
+    found: dict[bytes, tuple[bytes, int]] = {}
+    for at in range(count):
+        found |= {key: (value, 0) for key, value in keys(at, below).items()}
+        if not is_stale(at):
+            found[below.live(name(at))] = (live(at), 100 + at)
+    return found

@@ -166,7 +166,7 @@ class _Reading:
         if not self.understood:
             return None
         if STATIC not in self._entries:
-            self.fault("there is a head, but nothing static")
+            self.fault("there is nothing static: its instances are not known")
             return None
         return self._unpack(STATIC, Static)
 
