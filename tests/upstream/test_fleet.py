@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import fleets
 import msgspec
 import pytest
 from msgspec import structs
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from upstream import fleets
 
 from xce_nodeagent import placement
 from xce_nodeagent.errors import AgentError
