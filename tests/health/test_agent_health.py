@@ -74,6 +74,21 @@ def test_nobody_of_ours_has_a_drained_card_open_until_it_is_undrained(agent, unt
     until(lambda: cards.openers("GPU-two"), "it is listened to again")
 
 
+def test_a_layout_that_an_admin_changes_is_seen_when_the_library_tells_it(agent, until):
+    cards = agent.cards
+    before = cards.number()
+    cards.layout = {"MIG-3": "gi=3 ci=0"}
+    cards.say()
+    cards.tell("GPU-two 0 -1 -1 256")
+    until(lambda: cards.seen().keys() == {"GPU-one", "GPU-two", "MIG-3"}, "it is seen")
+    assert cards.number() == before + 1
+    cards.layout = {}
+    cards.say()
+    cards.tell("GPU-two 0 -1 -1 256")
+    until(lambda: cards.seen().keys() == {"GPU-one", "GPU-two"}, "it is whole again")
+    assert cards.reasons() == {"GPU-one": "", "GPU-two": ""}
+
+
 def test_what_was_known_of_a_drained_card_stays(agent):
     before = agent.cards.seen()
     agent.call("Drain", id="GPU-two", reason="a fan")

@@ -7,6 +7,7 @@ import os
 import msgspec
 import pytest
 
+from xce_nodeagent.model.health import Told
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.listener import Listener
@@ -23,7 +24,7 @@ class Session:
             begin(card)
 
     def wait(self, seconds):
-        return [], ""
+        return Told()
 
     def measure(self):
         return {}

@@ -61,11 +61,15 @@ class Told:
         self.heard: list[tuple[str, Xid]] = []
         self.measured: list[dict[str, Sample]] = []
         self.hung: list[str] = []
+        self.cuts = 0
         self.matters = matters
         self.telemetry = Telemetry(
-            self.ear, heard=self._hear, measured=self.measured.append, hung=self.hung.append,
+            self.ear, heard=self._hear, cut=self._is_cut, measured=self.measured.append, hung=self.hung.append,
             patience=5, seconds=30, settle=0,
         )  # fmt: skip
+
+    def _is_cut(self) -> None:
+        self.cuts += 1
 
     def _hear(self, card: str, xid: Xid) -> bool:
         self.heard.append((card, xid))
@@ -117,6 +121,17 @@ def test_what_an_application_does_in_a_loop_costs_no_figures() -> None:
         told.ear.say(Heard(), *[Heard(events=((CARD, Xid(13)),) * 256)] * 5)
         await told.ear.is_asked(7)
         assert [request.seconds for request in told.ear.asked] == [0, *[30] * 6]
+
+    run(test)
+
+
+def test_another_layout_is_told_and_is_no_reason_to_ask_for_figures() -> None:
+    async def test(told: Told) -> None:
+        told.telemetry.follow(frozenset({CARD}))
+        told.ear.say(Heard(), Heard(cut=(CARD,)), Heard(cut=(CARD,), events=((CARD, Xid(0)),)))
+        await told.ear.is_asked(4)
+        assert [request.seconds for request in told.ear.asked] == [0, 30, 30, 0]
+        assert told.cuts == 2
 
     run(test)
 

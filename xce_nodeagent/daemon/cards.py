@@ -86,6 +86,7 @@ class Cards:
         self._telemetry = Telemetry(
             self.listener,
             heard=self._heard,
+            cut=self._cut,
             measured=self._measured,
             hung=self._hung,
             patience=patience,
@@ -183,6 +184,11 @@ class Cards:
             return True
         card = self._known.get(address)
         return card is not None and self._health.heard(card, xid)
+
+    def _cut(self) -> None:
+        """Somebody made slices or took some away: what is asked just now may be older."""
+        self._vendor.changed()
+        self._answered()
 
     def _measured(self, samples: Mapping[str, Sample]) -> None:
         self._health.measured(

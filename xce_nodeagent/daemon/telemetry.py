@@ -58,8 +58,8 @@ class Ear(Protocol):
 class Telemetry:
     """Listens to the cards that `follow` names, by their PCI addresses.
 
-    `heard` is called with each event and says whether the figures are to be asked for; `measured`
-    with the figures; `hung` with what did not answer: a card, or a call of the library. `deaf` says
+    `heard` is called with each event and says whether the figures are to be asked for; `cut` when
+    the MIG layout of cards has changed; `measured` with the figures; `hung` with what did not answer: a card, or a call of the library. `deaf` says
     of which cards nothing is heard, and `fault` why nothing is heard at all; "" where all is well.
     """
 
@@ -68,6 +68,7 @@ class Telemetry:
         ear: Ear,
         *,
         heard: Callable[[str, Xid], bool],
+        cut: Callable[[], None],
         measured: Callable[[Mapping[str, Sample]], None],
         hung: Callable[[str], None],
         patience: float,
@@ -79,6 +80,7 @@ class Telemetry:
         self.cards: tuple[str, ...] = ()
         self._ear = ear
         self._heard = heard
+        self._cut = cut
         self._measured = measured
         self._hung = hung
         self._patience = patience
@@ -150,7 +152,7 @@ class Telemetry:
                 pause = PAUSE
                 if not seconds:
                     figures = False
-                elif answer.events:
+                elif answer.events or answer.cut:
                     if clock() - last < 10 * STORM_SECONDS:
                         await asyncio.sleep(STORM_SECONDS)
                     last = clock()
@@ -175,12 +177,14 @@ class Telemetry:
             log.warning("cards are not listened to: %s", answer.fault)
         self.fault, self.deaf = answer.fault, answer.deaf
         wanted = [self._heard(card, xid) for card, xid in answer.events]
+        if answer.cut:
+            self._cut()
         if answer.samples:
             self._measured(answer.samples)
         if answer.hung:
             self._hung(answer.hung)
         # A minute without an event is one for the figures; of a fault they may tell the cause.
-        return any(wanted) or not answer.events
+        return any(wanted) or not (answer.events or answer.cut)
 
 
 async def _ended(pid: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from xce_nodeagent.host.nvanswer import card_at
-from xce_nodeagent.model.health import Recovery, Sample, Xid
+from xce_nodeagent.model.health import Recovery, Sample, Told, Xid
 
 EVENTS_LIMIT = 256
 """Events that are taken at once; the library keeps the others."""
@@ -62,12 +62,13 @@ class Session:
         nvml = self._nvml
         handle = card_at(nvml, card)
         self._handles[card] = handle
-        # What comes beside XIDs says only that figures have changed.
+        # What else comes says that figures have changed; the last one, that slices have.
         wanted = (
             nvml.nvmlEventTypeXidCriticalError
             | nvml.nvmlEventTypeDoubleBitEccError
             | nvml.nvmlEventTypeGpuUnavailableError
             | nvml.nvmlEventTypeGpuRecoveryAction
+            | nvml.nvmlEventMigConfigChange
         )
         supported = nvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
         if not supported & nvml.nvmlEventTypeXidCriticalError:
@@ -75,24 +76,27 @@ class Session:
         if supported:
             nvml.nvmlDeviceRegisterEvents(handle, supported, self._events)
 
-    def wait(self, seconds: float) -> tuple[list[tuple[str, Xid]], str]:
-        """Wait for events for at most so long; give them with their cards, and a fault, if any.
-
-        An event that is no XID has the number 0, one of an unknown card no card.
-        """
+    def wait(self, seconds: float) -> Told:
+        """Wait for events for at most so long; an event of an unknown card has no card."""
         nvml = self._nvml
         found: list[tuple[str, Xid]] = []
+        cut: set[str] = set()
+        fault = ""
         milliseconds = int(seconds * 1000)
         try:
-            while len(found) < EVENTS_LIMIT:
+            for _ in range(EVENTS_LIMIT):
                 self._begin("nvmlEventSetWait")
                 data = nvml.nvmlEventSetWait_v2(self._events, milliseconds)
-                found.append((self._card(data.device), self._event(data)))
+                card = self._card(data.device)
+                if data.eventType == nvml.nvmlEventMigConfigChange:
+                    cut.add(card)
+                else:
+                    found.append((card, self._event(data)))
                 milliseconds = 0
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
-                return found, f"NVML gives no events: {error}"
-        return found, ""
+                fault = f"NVML gives no events: {error}"
+        return Told(tuple(found), frozenset(cut), fault)
 
     def _event(self, data: Any) -> Xid:
         if data.eventType != self._nvml.nvmlEventTypeXidCriticalError:

@@ -57,6 +57,18 @@ class Xid(Struct, frozen=True):
     compute_instance: int | None = None
 
 
+class Told(NamedTuple):
+    """What cards told while somebody listened, and why no more is told; "" where all is well.
+
+    `events` are XIDs with their cards; the number 0 is none, and says that figures have changed.
+    `cut` are the cards whose MIG layout has changed.
+    """
+
+    events: tuple[tuple[str, Xid], ...] = ()
+    cut: frozenset[str] = frozenset()
+    fault: str = ""
+
+
 class Sample(Struct, frozen=True, kw_only=True):
     """What a card says of itself now. None is what it does not answer.
 

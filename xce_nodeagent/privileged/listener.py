@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from xce_nodeagent.model.health import Sample, Xid
+from xce_nodeagent.model.health import Sample, Told
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.prober import FUSE_AFTER, Fuse
@@ -29,8 +29,8 @@ class Session(Protocol):
 
     deaf: dict[str, str]
 
-    def wait(self, seconds: float) -> tuple[list[tuple[str, Xid]], str]:
-        """Wait for events; give them with their cards, and a fault."""
+    def wait(self, seconds: float) -> Told:
+        """Wait for events for at most so long."""
         ...
 
     def measure(self) -> Mapping[str, Sample]:
@@ -97,8 +97,8 @@ class Listener:
         deaf = self._session.deaf
         if not request.seconds:
             return ops.Heard(samples=dict(self._session.measure()), deaf=deaf)
-        events, fault = self._session.wait(request.seconds)
-        return ops.Heard(tuple(events), deaf=deaf, fault=fault)
+        told = self._session.wait(request.seconds)
+        return ops.Heard(told.events, cut=tuple(sorted(told.cut)), deaf=deaf, fault=told.fault)
 
     def _begin(self, what: str) -> None:
         self._asked = what

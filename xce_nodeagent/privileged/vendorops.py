@@ -46,11 +46,12 @@ class Listen(Struct, frozen=True, tag="listen"):
 class Heard(Struct, frozen=True, tag="heard"):
     """The XIDs with their cards (0 is none, but a reason to ask for figures), or figures by card.
 
-    `deaf` says of which cards nothing is heard, and why; `fault` why nothing is heard at all;
+    `cut` are cards whose MIG layout has changed. `deaf` says of which cards nothing is heard, and why; `fault` why nothing is heard at all;
     `hung` what did not answer: the listener has ended then.
     """
 
     events: tuple[tuple[str, Xid], ...] = ()
+    cut: tuple[str, ...] = ()
     samples: dict[str, Sample] = {}
     deaf: dict[str, str] = {}
     fault: str = ""

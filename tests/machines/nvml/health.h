@@ -4,7 +4,8 @@
  * `node=PATH` of a card is opened when its handle is asked for, and closed by nvmlShutdown, as the
  * real library does with the card's device node; it grows by a byte each time. A line `events PATH`
  * names a FIFO from which nvmlEventSetWait reads lines `UUID XID GI CI [TYPE]` (-1 is no instance),
- * `fault CODE` (which it returns) or `hang`; without it the library has no events. The figures are
+ * `fault CODE` (which it returns) or `hang`; without it the library has no events. Of a card come
+ * the types that were asked for; it has those of `types=MASK`, else all. The figures are
  * read anew from the file each time: `temperature slowdown throttle corrected uncorrected retire
  * recovery`.
  */
@@ -56,15 +57,15 @@ int nvmlDeviceGetSupportedEventTypes(struct device *device, unsigned long long *
 	char text[40];
 
 	ENTER(device);
-	*out = 0xffff;
+	*out = get(device, "types", text, sizeof text) ? 0xffff : strtoull(text, NULL, 0);
 	return get(device, "uuid", text, sizeof text);
 }
 
 int nvmlDeviceRegisterEvents(struct device *device, unsigned long long types, void *set)
 {
-	(void)types, (void)set;
+	(void)set;
 	ENTER(device);
-	device->watched = 1;
+	device->watched = (unsigned)types;
 	return SUCCESS;
 }
 
@@ -99,7 +100,7 @@ int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout)
 		if (sscanf(line, "%99s %lld %lld %lld %lld", uuid, &xid, &gpu, &compute, &type) < 4)
 			continue;
 		for (i = 0; i < count; i++)
-			if (devices[i].watched && get(&devices[i], "uuid", own, sizeof own) == SUCCESS &&
+			if ((devices[i].watched & type) && get(&devices[i], "uuid", own, sizeof own) == SUCCESS &&
 			    !strcmp(uuid, own)) {
 				*out = (struct event){ &devices[i], (unsigned long long)type,
 						       (unsigned long long)xid, (unsigned)gpu,

@@ -50,7 +50,7 @@ struct device {
 	enum kind kind;
 	int card; /* the place of the card that it belongs to; its own for a card */
 	int node; /* the descriptor of its node; 0 while it is not open */
-	int watched; /* its events are asked for */
+	unsigned watched; /* the types of events that are asked for */
 };
 
 struct pci {
