@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 
 from xce_nodeagent import errors
 from xce_nodeagent.binding.reconcile import reconcile
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.model import wire
-from xce_nodeagent.model.inventory import Problem
 from xce_nodeagent.privileged.ops import Verify
 
 
@@ -50,17 +48,6 @@ def test_a_job_without_cards_is_fenced_too_and_is_told_that_it_has_none(node):
     assert node.books.bound["/cg/home/job-1"][1] == ()
     assert answer.env["CUDA_VISIBLE_DEVICES"] == ""
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "void"
-
-
-@pytest.mark.parametrize(("provider", "code"), [("cards", "not_ready"), ("another", "unhealthy")])
-def test_a_card_whose_library_has_not_answered_yet_drains_no_node(node, provider, code):
-    sick = (msgspec.structs.replace(i, healthy=False) for i in node.inventory.instances)
-    late = Problem(provider, "not_yet", "the library has not answered yet")
-    node.inventory = msgspec.structs.replace(
-        node.inventory, instances=tuple(sick), problems=(late,)
-    )
-    with pytest.raises(errors.BY_CODE[code]):
-        prepare(node, instances=("GPU-1",))
 
 
 def test_what_has_a_wrong_node_on_disk_is_chosen_by_no_count_and_refused_by_name(node):

@@ -64,8 +64,8 @@ class Told:
         self.cuts = 0
         self.matters = matters
         self.telemetry = Telemetry(
-            self.ear, heard=self._hear, cut=self._is_cut, measured=self.measured.append, hung=self.hung.append,
-            patience=5, seconds=30, settle=0,
+            self.ear, heard=self._hear, cut=self._is_cut, measured=self.measured.append,
+            hung=self.hung.append, patience=5, seconds=30, settle=0,
         )  # fmt: skip
 
     def _is_cut(self) -> None:

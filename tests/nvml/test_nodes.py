@@ -128,9 +128,11 @@ def test_a_library_and_a_driver_that_name_different_nodes_are_not_believed(root:
 def test_a_card_that_cuda_would_refuse_is_not_given(
     root: Path, facts: dict[str, Any], why: str
 ) -> None:
-    reasons = health(look(root, ONE | facts, TWO))
+    seen = look(root, ONE | facts, TWO)
+    reasons = health(seen)
     assert reasons["GPU-two"] == ""
     assert why in reasons["GPU-one"]
+    assert seen.by_id()["GPU-one"].waits is (why == "not yet")
     assert bool(why) == bool(reasons["GPU-one"])
 
 

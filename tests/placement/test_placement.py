@@ -17,6 +17,7 @@ from xce_nodeagent.errors import (
     Busy,
     NeverFits,
     NoFitNow,
+    NotReady,
     Unhealthy,
 )
 from xce_nodeagent.host import Host
@@ -347,3 +348,16 @@ def test_chosen_ports_are_free_and_none_is_given_twice(
     else:
         assert len(chosen) == len(set(chosen)) == sum(counts)
         assert set(chosen) <= free
+
+
+@pytest.mark.parametrize(("late", "sick", "error"), [(2, 1, NotReady), (1, 2, NoFitNow)])
+def test_what_comes_right_by_itself_is_waited_for_where_it_would_be_enough(
+    late: int, sick: int, error: type[Exception]
+) -> None:
+    inventory = machine("dgx-h100")
+    waiting, ill = gpus(inventory, *range(late)), gpus(inventory, *range(late, late + sick))
+    inventory = edit(inventory, waiting, healthy=False, reason="not yet: its fabric is coming up")
+    inventory = edit(inventory, ill, healthy=False, reason="XID 79; not yet: its fabric")
+    assert len(choose(inventory, parse("rusage[gpu=5]")).instances) == 5
+    with pytest.raises(error, match=f"{late} unhealthy: not yet: its fabric"):
+        choose(inventory, parse("rusage[gpu=7]"))

@@ -31,12 +31,7 @@ from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Changed, Committed
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
-from xce_nodeagent.model.plan import (
-    AdoptCgroup,
-    CgroupRef,
-    HoldPort,
-    MakeCgroup,
-)
+from xce_nodeagent.model.plan import AdoptCgroup, CgroupRef, HoldPort, MakeCgroup
 from xce_nodeagent.provider import Divides, Provider
 
 
@@ -286,7 +281,8 @@ def _not_reserved(instance: Instance, book: Book, key: tuple[str, str]) -> None:
 def _fit(inventory: Inventory, instance: Instance) -> None:
     """Raise Drained or Unhealthy where an instance is not to be given to anybody.
 
-    NotReady where whoever found it has not been told all yet, as while a vendor's library starts.
+    NotReady where it comes right by itself, and where whoever found it has not been told all yet,
+    as while a vendor's library starts.
     """
     if instance.drained:
         raise DrainedError(
@@ -295,13 +291,14 @@ def _fit(inventory: Inventory, instance: Instance) -> None:
         )
     if instance.healthy:
         return
+    late = f"is not ready: {instance.reason}" if instance.waits else ""
     for problem in inventory.problems:
         if problem.state == "not_yet" and problem.provider == instance.provider:
-            raise NotReady(
-                f"instance {instance.id} is not known to be healthy yet: {problem.provider}:"
-                f" {problem.reason}; try again in a moment",
-                instance=instance.id,
-            )
+            late = f"is not known to be healthy yet: {problem.provider}: {problem.reason}"
+    if late:
+        raise NotReady(
+            f"instance {instance.id} {late}; try again in a moment", instance=instance.id
+        )
     raise UnhealthyError(
         f"instance {instance.id} is unhealthy: {instance.reason or 'no reason known'}",
         instance=instance.id,

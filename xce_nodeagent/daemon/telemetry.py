@@ -59,8 +59,9 @@ class Telemetry:
     """Listens to the cards that `follow` names, by their PCI addresses.
 
     `heard` is called with each event and says whether the figures are to be asked for; `cut` when
-    the MIG layout of cards has changed; `measured` with the figures; `hung` with what did not answer: a card, or a call of the library. `deaf` says
-    of which cards nothing is heard, and `fault` why nothing is heard at all; "" where all is well.
+    the MIG layout of cards has changed; `measured` with the figures; `hung` with what did not
+    answer: a card, or a call of the library. `deaf` says of which cards nothing is heard, and
+    `fault` why nothing is heard at all; "" where all is well.
     """
 
     def __init__(

@@ -6,6 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+NOT_YET = "not yet: "
+"""So begins the reason of what is unhealthy only for a while, and comes right by itself."""
+
 AttributeValue = str | int | float | bool | list[str | int]
 
 
@@ -50,6 +53,11 @@ class Instance(Struct, frozen=True, kw_only=True):
     attributes: dict[str, AttributeValue] = {}
     devices: tuple[DeviceNode, ...] = ()
     held_by: tuple[Holder, ...] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is unhealthy for nothing but what comes right by itself."""
+        return not self.healthy and self.reason.startswith(NOT_YET)
 
     def text(self, name: str) -> str:
         """Give an attribute as text, or an empty string when it is absent."""

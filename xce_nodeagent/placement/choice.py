@@ -150,12 +150,14 @@ class _Choosing:
         return (NotReady if problem.state == "not_yet" else Unhealthy)(why, **facts)
 
     def _no_fit(self, name: str, count: int, candidates: Sequence[Instance]) -> AgentError:
-        """What is unhealthy only until its library has answered is waited for."""
+        """What is unhealthy only until its library has answered, or for a while, is waited for."""
         reasons = {one.id: why for one in candidates if (why := self.reason(one))}
         free = len(candidates) - len(reasons)
         problem = self._inventory.unsure(name)
         unsure = problem is not None and problem.state == "not_yet"
+        waiting = sum(one.waits and not one.drained for one in candidates)
         later = unsure and not all(one.healthy for one in candidates)
+        later = later or count <= free + waiting
         return (NotReady if later else NoFitNow)(
             f"request: {name}={count}, but of this host's {self._total(name, len(candidates))} only"
             f" {free} can be had now: " + _summary(reasons.values()),

@@ -46,8 +46,8 @@ class Listen(Struct, frozen=True, tag="listen"):
 class Heard(Struct, frozen=True, tag="heard"):
     """The XIDs with their cards (0 is none, but a reason to ask for figures), or figures by card.
 
-    `cut` are cards whose MIG layout has changed. `deaf` says of which cards nothing is heard, and why; `fault` why nothing is heard at all;
-    `hung` what did not answer: the listener has ended then.
+    `cut` are cards whose MIG layout has changed. `deaf` says of which cards nothing is heard, and
+    why; `fault` why nothing is heard at all; `hung` what did not answer: the listener has ended.
     """
 
     events: tuple[tuple[str, Xid], ...] = ()

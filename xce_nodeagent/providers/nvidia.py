@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from xce_nodeagent.host import Host, fact, node, nvidia, nvml, pci
 from xce_nodeagent.model import environment, nvlink, share
 from xce_nodeagent.model.cut import Cut
-from xce_nodeagent.model.instance import AttributeValue, Instance, ResourceType
+from xce_nodeagent.model.instance import NOT_YET, AttributeValue, Instance, ResourceType
 from xce_nodeagent.model.plan import AllowDevice, Plan
 from xce_nodeagent.model.resource import GPU, GPU_INSTANCE, MIG, MPS
 from xce_nodeagent.provider import Found, Grant, Provider
@@ -325,7 +325,7 @@ def _unhealthy(card: _Card, slices: Sequence[Instance]) -> str:
         return f"its NVLink fabric: {fault}"
     if device.get("fabric_state", "completed") != "completed":
         # CUDA refuses to start (cudaErrorSystemNotReady) until the fabric manager is done.
-        return f"not yet: its NVLink fabric is coming up ({device['fabric_state']})"
+        return f"{NOT_YET}its NVLink fabric is coming up ({device['fabric_state']})"
     return ""
 
 
