@@ -6,7 +6,7 @@ fault of its node, in words; what can be read of the node is shown all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -50,7 +50,6 @@ def form_of(data: bytes) -> Form:
     """Read a shape. Raise packing.Unreadable."""
     shape = packing.unpack(data, Shape)
     count = len(shape.rows)
-    parents = [_place(row.parent, count) for row in shape.rows if row.type == "mig"]
     return Form(
         shape=shape,
         types=tuple(row.type for row in shape.rows),
@@ -58,9 +57,16 @@ def form_of(data: bytes) -> Form:
             tuple(at for other in row.overlaps if (at := _place(other, count)) is not None)
             for row in shape.rows
         ),
-        cut=frozenset(at for at in parents if at is not None and shape.rows[at].type == "gpu"),
+        cut=cut_cards(shape),
         divisible=frozenset(kind.name for kind in shape.types if kind.divisible),
     )
+
+
+def cut_cards(shape: Shape) -> frozenset[int]:
+    """Give the places of cards that are cut into slices. Raise packing.Unreadable."""
+    count = len(shape.rows)
+    parents = [_place(row.parent, count) for row in shape.rows if row.type == "mig"]
+    return frozenset(at for at in parents if at is not None and shape.rows[at].type == "gpu")
 
 
 def _place(reference: str | None, count: int) -> int | None:
@@ -253,9 +259,12 @@ def _amount(counter: Mapping[object, object], name: str) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def unavailable(node: Node, inventory: Inventory) -> frozenset[str]:
-    """Give the ids that are held or quarantined, or overlap that now or when it was bound."""
-    held = {one for binding in node.bindings for one in binding.instances}
+def unavailable(node: Node, inventory: Inventory, given: Collection[str] = ()) -> frozenset[str]:
+    """Give the ids that are held or quarantined, or overlap that now or when it was bound.
+
+    `given` is held, too, by bindings that are not in the report yet.
+    """
+    held = {one for binding in node.bindings for one in binding.instances}.union(given)
     taken = held.union(*(binding.excluded for binding in node.bindings))
     return frozenset(
         one.id
