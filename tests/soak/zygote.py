@@ -42,7 +42,7 @@ _IMPORTED = (
 )  # fmt: skip
 
 HURRIED: tuple[tuple[str, str, object], ...] = (
-    ("xce_nodeagent.daemon.loop", "BINDER_SECONDS", 0.5),
+    ("xce_nodeagent.daemon.fencing", "BINDER_SECONDS", 0.5),
     ("xce_nodeagent.daemon.vendor", "PATIENCE", 0.5),
     ("xce_nodeagent.binding.cleaning", "SECONDS", 0.05),
     ("xce_nodeagent.binding.cleaning", "LONGEST", 0.3),

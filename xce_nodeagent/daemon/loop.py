@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.cards import NEWS, Cards
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
-from xce_nodeagent.daemon.foreign import foreign
+from xce_nodeagent.daemon.fencing import Fencing
 from xce_nodeagent.daemon.nodes import Nodes
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
@@ -48,26 +46,12 @@ from xce_nodeagent.host.udev import Monitor
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.plan import CgroupRef
-from xce_nodeagent.model.rule import Device
 from xce_nodeagent.model.wire import Check
 from xce_nodeagent.privileged.notify import Notify
-from xce_nodeagent.privileged.ops import (
-    BinderAnswer,
-    Manage,
-    Take,
-    Taken,
-    WitnessAnswer,
-)
+from xce_nodeagent.privileged.ops import WitnessAnswer
 from xce_nodeagent.provider import Provider
 
 log = logging.getLogger(__name__)
-
-BINDER_SECONDS = 2.0
-"""How long a binder may take for one operation, which takes it well below a millisecond, before
-it is taken for hung and replaced."""
-
-BINDER_LINGER = 2
-"""Milliseconds that the agent waits in place for the binder's answer."""
 
 RETRY_SECONDS = 5.0
 """How soon it is looked again when a provider said `not_yet`: an event may not come."""
@@ -97,7 +81,6 @@ class Daemon:
         self._providers = {provider.name: provider for provider in providers}
         self._notify = notify
         self._monitors = monitors
-        self._managed: frozenset[Device] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
@@ -105,15 +88,10 @@ class Daemon:
         state = where.state
         self.ledger = Ledger(state / "ledger.db", host.boot_id(), time.time, uptime=host.uptime)
         self._supply = Supply(dial)
-        self.binder = Helper(
-            "binder",
-            self._supply,
-            BinderAnswer,
-            greeting=self._greeting,
-            unavailable=Enforcement,
-            deadline=BINDER_SECONDS,
-            linger=BINDER_LINGER,
-        )
+        # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
+        self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
+        fencing = Fencing(config, host, self._supply, self.ledger, enforced=enforced)
+        self._fencing, self.binder = fencing, fencing.binder
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._cards = Cards(config, host, self._supply, state, self.ledger, answered=self._ask)
         runner, pause = reporting.runner(config.reporter, self._supply)
@@ -121,11 +99,9 @@ class Daemon:
         host.report = (lambda: self._reporting.last) if runner else None
         own = (self._cards.prober, self._cards.listener, *((runner,) if runner else ()))
         self._helpers = (self.binder, self.witness, *own)
-        # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
-        self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
         self._executor = Executor(
             self.binder if enforced else None,
-            lambda: self._managed or frozenset(),
+            lambda: fencing.managed or frozenset(),
             self.ledger.book.has_mark,
         )
         self.survey = Survey(
@@ -133,50 +109,14 @@ class Daemon:
             providers,
             self.ledger,
             node=config.agent.node,
-            fence=self._fence,
-            foreign=self._foreign,
+            fence=fencing.manage,
+            foreign=fencing.foreign,
             judge=self._cards.judge,
             kept=state / "inventory.json",
         )
         self._cards.publish = self.survey.publish
         self._mounted = host_cgroup.mounts(host.read("/proc/self/mountinfo") or "")
         self._prepare_uids = frozenset({0, own_uid, *config.access.prepare_uids})
-
-    # ---- helpers ----------------------------------------------------------------------------
-
-    def _greeting(self) -> tuple[Any, ...]:
-        known = [step.cgroup for b in self.ledger.book if (step := b.plan.cgroup)]
-        if self._managed is not None:
-            # A new binder knows only what is declared now, and ends over what is not.
-            self._managed -= self._foreign(self._managed).keys()
-        managed = () if self._managed is None else (Manage(tuple(sorted(self._managed))),)
-        return (Take(tuple(known), agent=os.getpid()), *managed)
-
-    @property
-    def taken(self) -> Taken | None:
-        """What the live binder said of itself when it took over."""
-        greeted = self.binder.greeted
-        return greeted[0] if greeted and isinstance(greeted[0], Taken) else None
-
-    async def _fence(self, devices: frozenset[Device]) -> None:
-        """Tell the binder what is managed: the inventory's, and what live bindings were granted.
-
-        A card that fell off the bus is in no inventory, and stays fenced while a job has it.
-        """
-        granted = {rule.device for binding in self.ledger.book for rule in binding.plan.grants}
-        gone = self._foreign(granted - devices)
-        self._managed = frozenset(devices | granted) - gone.keys()
-        if not self._enforced:
-            return
-        try:
-            await self.binder.call(Manage(tuple(sorted(self._managed))))
-        except Enforcement:
-            if self._config.agent.enforcement == "required":
-                raise
-            log.warning("devices are not fenced: the binder cannot manage them")
-
-    def _foreign(self, devices: AbstractSet[Device]) -> Mapping[Device, str]:
-        return foreign(devices, self._host, simulates=bool(self._config.simulate.profile))
 
     # ---- the run ----------------------------------------------------------------------------
 
@@ -212,7 +152,8 @@ class Daemon:
         home: CgroupRef | None = None
         if self._enforced:
             await self.binder.start()
-            home = self.taken.home if self.taken else None
+            taken = self._fencing.taken
+            home = taken.home if taken else None
         lifecycle = Lifecycle(
             ledger=self.ledger,
             executor=self._executor,
@@ -377,13 +318,13 @@ class Daemon:
         it = Examined(
             config=self._config,
             enforced=self._enforced,
-            taken=self.taken,
+            taken=self._fencing.taken,
             helpers=self._helpers,
             cards=self._cards.checks(),
             ledger=self.ledger,
             lifecycle=self._lifecycle,
             inventory=self.survey.current,
-            managed=self._managed or frozenset(),
+            managed=self._fencing.managed or frozenset(),
             upkeep=self._upkeep,
             reporter=self._reporter,
         )
