@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -15,3 +16,9 @@ def etcd():
     """An etcd that the tests of a file share: each takes a prefix, or names, of its own."""
     with etcds.running() as one:
         yield one
+
+
+@pytest.fixture
+def chance():
+    """Chance that is the same in each run."""
+    return Random(1)  # noqa: S311  # no secret

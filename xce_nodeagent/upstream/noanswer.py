@@ -13,14 +13,30 @@ class NoAnswer(Exception):
     """There is no answer that could be used; the text names the place and says why.
 
     `certificate`: a certificate is the cause, one of ours or of theirs, so that only somebody can
-    help. `begun`: the request may have got there, and may have been carried out.
+    help. `begun`: the request may have got there, and may have been carried out. `large`: there is
+    an answer, of more bytes than may be. `late`: it did not come in time. `status` and `body` are
+    those of an answer where a stream was asked for.
     """
 
-    def __init__(self, reason: str, *, certificate: bool = False, begun: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        certificate: bool = False,
+        begun: bool = False,
+        large: bool = False,
+        late: bool = False,
+        status: int = 0,
+        body: bytes = b"",
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.certificate = certificate
         self.begun = begun
+        self.large = large
+        self.late = late
+        self.status = status
+        self.body = body
 
 
 def blames_certificate(error: BaseException) -> bool:

@@ -162,7 +162,7 @@ class Connection:
     ) -> Iterator[bytes]:
         """Give the lines of an answer that has no end, each as soon as it is there.
 
-        Raise NoAnswer when nothing came for `quiet_seconds`, for a status other than 200, and for a
+        Raise NoAnswer when no line came for `quiet_seconds`, for a status other than 200, and for a
         line of more than `longest` bytes; the first line has `seconds`. Whoever stops in the middle
         closes the connection, from the same thread or, to wake this one, from another.
         """
@@ -172,21 +172,30 @@ class Connection:
             response = self._begin(method, path, body, headers or {}, patience)
             timed = self._timed
             if response.status != http.client.OK:
-                said = response.read(1000).decode("utf-8", "replace").strip()
-                raise NoAnswer(f"{self.address}: {response.status}, {said}", begun=True)
-        rest = b""
+                body = response.read(1000)
+                said = f"{response.status}, {body.decode('utf-8', 'replace').strip()}"
+                raise NoAnswer(
+                    f"{self.address}: {said}", begun=True, status=response.status, body=body
+                )
+        pieces: list[bytes] = []
+        size = 0
         try:
             while True:
                 with self._telling():
                     piece = response.read1(_PIECE)
                 if not piece:
                     raise NoAnswer(f"{self.address}: the stream was ended", begun=True)
-                *whole, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
-                yield from whole
-                if len(rest) > limit:
+                pieces.append(piece)
+                size += len(piece)
+                if b"\n" in piece:
+                    *whole, rest = b"".join(pieces).split(b"\n")
+                    pieces, size = [rest], len(rest)
+                    yield from whole
+                    # By whole lines: one that comes a byte a second would have no end.
+                    if timed is not None:
+                        timed.end = time.monotonic() + quiet_seconds
+                if size > limit:
                     raise self._too_large(limit)
-                if timed is not None:
-                    timed.end = time.monotonic() + quiet_seconds
         finally:
             self.close()
 
@@ -280,7 +289,8 @@ class Connection:
         raise last
 
     def _too_large(self, limit: int) -> NoAnswer:
-        return NoAnswer(f"{self.address}: an answer of more than {limit} bytes", begun=True)
+        reason = f"{self.address}: an answer of more than {limit} bytes"
+        return NoAnswer(reason, begun=True, large=True)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -298,7 +308,8 @@ class Connection:
             if ours:
                 reason = f"{reason}; {ours}"
             blamed = bool(ours) or blames_certificate(error)
-            raise NoAnswer(reason, certificate=blamed, begun=self._begun) from None
+            late = isinstance(error, TimeoutError)
+            raise NoAnswer(reason, certificate=blamed, begun=self._begun, late=late) from None
 
 
 def _bare(url: str) -> str:

@@ -1,0 +1,378 @@
+"""A client of etcd's v3 JSON gateway, with failover between members.
+
+Each call goes to one member after the other until one answers: one that is away, that has no
+leader, or is of another cluster than the right one is passed over. A member proves itself by its
+status before anything else is asked of it. What is refused by the cluster (a right that is missing,
+a full database) is refused by each member, and raised at once. All errors are of `etcderror.py`.
+
+A client is for one thread; `close` is for any.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+
+from xce_nodeagent.upstream import etcderror, etcdwire, keys
+from xce_nodeagent.upstream.endpoints import Endpoints
+from xce_nodeagent.upstream.etcderror import (
+    AuthDisabled,
+    EtcdError,
+    Garbage,
+    LeaseGone,
+    NoLeader,
+    OtherCluster,
+    StaleToken,
+    TooLarge,
+    Unauthenticated,
+    Unreachable,
+)
+from xce_nodeagent.upstream.etcdwire import (
+    Alarm,
+    Alarms,
+    Compare,
+    Done,
+    Found,
+    Header,
+    Kv,
+    Lease,
+    Operation,
+    Range,
+    Status,
+    Streamed,
+    Token,
+    Txn,
+)
+from xce_nodeagent.upstream.noanswer import NoAnswer
+from xce_nodeagent.upstream.tls import Tls
+from xce_nodeagent.upstream.web import Connection
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LARGEST = 16 << 20
+"""Bytes of an answer that are taken; pages are a tenth of it, if values are of a size."""
+
+PAGE = 256
+_PAGE_MOST = 10_000
+_PAGE_BYTES = 1 << 20
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+Credentials = Callable[[], tuple[str, str]]
+"""Gives user and password, read anew when they are needed."""
+
+
+class Client:
+    """The members of a cluster, as one.
+
+    `seconds` are for one request at one member, `connect_seconds` for a connection and for the
+    proof that it is of use. `pinned` has the ids of which the cluster's must be one; empty for any:
+    then it is the one of the first answer, and another one is believed only where all members are
+    of it. `cluster` tells which it is, 0 before the first answer.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        random: Random,
+        *,
+        tls: Tls | None = None,
+        credentials: Credentials | None = None,
+        pinned: frozenset[int] = frozenset(),
+        seconds: float = 5.0,
+        connect_seconds: float = 3.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = 0
+        self.closed = False
+        self.asked = 0
+        """How many requests were sent."""
+        self._endpoints = Endpoints(endpoints, random)
+        self._tls = tls
+        self._credentials = credentials
+        self._pinned = pinned
+        self._seconds = seconds
+        self._connect_seconds = connect_seconds
+        self._clock = clock
+        self._token = ""
+        self._proven: set[str] = set()
+        self._connections: dict[str, Connection] = {}
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The members' URLs."""
+        return self._endpoints.urls
+
+    def move(self, endpoints: Sequence[str]) -> None:
+        """Take other members from now on."""
+        self._endpoints.move(endpoints)
+        for url in self._connections.keys() - set(endpoints):
+            self._connections.pop(url).close()
+            self._proven.discard(url)
+
+    def close(self) -> None:
+        """End all connections, for good; a thread that waits for an answer is told so."""
+        self.closed = True
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def get(self, key: bytes) -> Kv | None:
+        """Read a key; None where it is not there."""
+        found = self._call("kv/range", Range(key), Found)
+        return found.kvs[0] if found.kvs else None
+
+    def range(
+        self, prefix: bytes, *, revision: int = 0, keys_only: bool = False
+    ) -> tuple[int, Iterator[Kv]]:
+        """Read all keys with a prefix, as they were at a revision, 0 for now; give the revision.
+
+        The keys come in their order, by pages, each asked for when it is needed. Compacted is
+        raised where the revision is gone by then.
+        """
+        asked = Range(prefix, keys.end(prefix), limit=PAGE, revision=revision, keys_only=keys_only)
+        first, asked = self._page(asked)
+        asked = msgspec.structs.replace(asked, revision=revision or first.header.revision)
+        return asked.revision, self._pages(first, asked)
+
+    def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> Txn:
+        """Do the first operations where all is as compared, the other ones where not."""
+        asked = {"compare": compares, "success": success, "failure": failure}
+        return self._call("kv/txn", asked, Txn)
+
+    def grant(self, seconds: int) -> Lease:
+        """Make a lease; the store may give it more seconds than were asked for (`TTL`)."""
+        return self._call("lease/grant", {"TTL": seconds}, Lease)
+
+    def keep_alive(self, lease: int) -> int:
+        """Begin a lease's time anew; give its seconds. Raise LeaseGone."""
+        told = self._call("lease/keepalive", {"ID": lease}, Streamed).result
+        if told.TTL <= 0:
+            raise LeaseGone(f"{self._first()}: requested lease not found")
+        return told.TTL
+
+    def time_to_live(self, lease: int) -> int:
+        """Give the seconds that a lease has left. Raise LeaseGone."""
+        told = self._call("lease/timetolive", {"ID": lease}, Lease)
+        if told.TTL <= 0:
+            raise LeaseGone(f"{self._first()}: requested lease not found")
+        return told.TTL
+
+    def revoke(self, lease: int) -> None:
+        """End a lease, and the keys that have it. Raise LeaseGone."""
+        self._call("lease/revoke", {"ID": lease}, Done)
+
+    def compact(self, revision: int) -> None:
+        """Have the store forget what was before a revision."""
+        self._call("kv/compaction", {"revision": revision}, Done)
+
+    def status(self) -> Status:
+        """Ask a member what it says of itself."""
+        return self._call("maintenance/status", {}, Status)
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Give the alarms that are on. It takes root's rights where there are users."""
+        return self._call("maintenance/alarm", {"action": "GET"}, Alarms).alarms
+
+    # ---- pages ------------------------------------------------------------------------------
+
+    def _pages(self, found: Found, asked: Range) -> Iterator[Kv]:
+        while True:
+            yield from found.kvs
+            if not found.more or not found.kvs:
+                return
+            size = sum(len(one.value) + len(one.key) for one in found.kvs) + 1
+            limit = min(_PAGE_MOST, 4 * asked.limit, asked.limit * _PAGE_BYTES // size)
+            asked = msgspec.structs.replace(
+                asked, key=found.kvs[-1].key + b"\0", limit=max(1, limit)
+            )
+            found, asked = self._page(asked)
+
+    def _page(self, asked: Range) -> tuple[Found, Range]:
+        """Read a page, a smaller one where it is too large."""
+        while True:
+            try:
+                return self._call("kv/range", asked, Found), asked
+            except TooLarge:
+                if asked.limit <= 1:
+                    raise
+                asked = msgspec.structs.replace(asked, limit=max(1, asked.limit // 4))
+
+    # ---- one call ---------------------------------------------------------------------------
+
+    def _call(self, path: str, body: Any, kind: type[T]) -> T:
+        data = etcdwire.written(body)
+        return self.anywhere(lambda url: self._authorised(url, path, data, kind))
+
+    def anywhere(self, act: Callable[[str], T]) -> T:
+        """Do something at the first member that is able to; it raises an EtcdError where not."""
+        found: list[T] = []
+        failures = self._round(act, found)
+        if found:
+            return found[0]
+        if self._accepts(failures):
+            failures = self._round(act, found)
+            if found:
+                return found[0]
+        raise _worst(failures)
+
+    def _round(self, act: Callable[[str], T], found: list[T]) -> list[EtcdError]:
+        failures: list[EtcdError] = []
+        for url in self._endpoints.round(self._clock()):
+            try:
+                self._prove(url)
+                found.append(act(url))
+            except EtcdError as error:
+                if not error.elsewhere:
+                    raise
+                self.blame(url)
+                failures.append(error)
+                if self.closed:
+                    break
+            else:
+                self._endpoints.worked(url)
+                break
+        return failures
+
+    def blame(self, url: str) -> None:
+        """Ask a member again only after the others, and after it has proved itself."""
+        self._endpoints.failed(url, self._clock())
+        self._proven.discard(url)
+
+    def _prove(self, url: str) -> None:
+        if url in self._proven:
+            return
+        told = self._ask(url, "maintenance/status", b"{}", Status, self._connect_seconds)
+        if not told.leader:
+            raise NoLeader(f"{url}: it has no leader")
+        self._proven.add(url)
+
+    def _authorised(self, url: str, path: str, data: bytes, kind: type[T]) -> T:
+        try:
+            return self._ask(url, path, data, kind)
+        except (StaleToken, Unauthenticated) as error:
+            self.authenticate(url, error)
+        return self._ask(url, path, data, kind)
+
+    def authenticate(self, url: str, refused: EtcdError) -> None:
+        """Get a token, for it was refused without, or with the one before."""
+        if self._credentials is None or (self._token and isinstance(refused, Unauthenticated)):
+            raise refused
+        self._token = ""
+        user, password = self._credentials()
+        asked = etcdwire.written({"name": user, "password": password})
+        try:
+            self._token = self._ask(url, "auth/authenticate", asked, Token).token
+        except AuthDisabled:
+            return
+
+    def headers(self) -> dict[str, str]:
+        """Give what each request has: a member without a leader is to refuse it at once."""
+        told = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
+        if self._token:
+            told["Authorization"] = self._token
+        return told
+
+    def _ask(
+        self, url: str, path: str, data: bytes, kind: type[T], seconds: float | None = None
+    ) -> T:
+        if self.closed:
+            raise Unreachable(f"{url}: closed")
+        self.asked += 1
+        try:
+            answer = self.connection(url).ask(
+                "POST", f"/v3/{path}", data, self.headers(), seconds=seconds
+            )
+        except NoAnswer as error:
+            raise unanswered(url, error) from None
+        if answer.status != 200:
+            raise etcderror.read(url, answer.status, answer.body)
+        try:
+            told = etcdwire.read(answer.body, kind)
+        except _UNREADABLE as error:
+            raise Garbage(f"{url}: its answer to {path}: {error}"[:300]) from None
+        self.check(url, told.result.header if isinstance(told, Streamed) else told.header)  # type: ignore[attr-defined]
+        return told
+
+    def connection(self, url: str, *, own: bool = False) -> Connection:
+        """Give the connection to a member; its `own` is a new one, which `close` ends, too."""
+        name = f"{url} stream" if own else url
+        if own or url not in self._connections:
+            self._connections[name] = Connection(
+                url,
+                self._tls,
+                connect_seconds=self._connect_seconds,
+                seconds=self._seconds,
+                largest=LARGEST,
+            )
+        return self._connections[name]
+
+    # ---- which cluster ----------------------------------------------------------------------
+
+    def check(self, url: str, header: Header) -> None:
+        """Raise OtherCluster where an answer is not of the right cluster."""
+        found = header.cluster_id
+        if not found:  # the list of alarms has no header
+            return
+        if self._pinned and found not in self._pinned:
+            raise OtherCluster(
+                f"{url}: it is of cluster {found}, and the configuration names another", found=found
+            )
+        if not self.cluster:
+            self.cluster = found
+        if found != self.cluster:
+            raise OtherCluster(
+                f"{url}: it is of cluster {found}, and it was {self.cluster} before", found=found
+            )
+
+    def _accepts(self, failures: Sequence[EtcdError]) -> bool:
+        """Say whether all members are of one other cluster: the store was made anew."""
+        others = {error.found for error in failures if isinstance(error, OtherCluster)}
+        all_are = all(isinstance(error, OtherCluster) for error in failures)
+        if self._pinned or not all_are or len(others) != 1:
+            return False
+        (found,) = others
+        log.warning("%s: all are of cluster %d now; it was %d", self._first(), found, self.cluster)
+        self.cluster = found
+        return True
+
+    def _first(self) -> str:
+        return self._endpoints.round(self._clock())[0]
+
+
+def unanswered(url: str, error: NoAnswer) -> EtcdError:
+    """Give the error of a member that did not answer as HTTP does."""
+    if error.status:
+        return etcderror.read(url, error.status, error.body)
+    if error.large:
+        return TooLarge(error.reason)
+    return Unreachable(error.reason, certificate=error.certificate)
+
+
+_TELLING: tuple[type[EtcdError], ...] = (OtherCluster, NoLeader, Garbage, Unreachable)
+
+
+def _worst(failures: Sequence[EtcdError]) -> EtcdError:
+    """Give the most telling of the members' errors, with the reasons of all."""
+    worst = min(failures, key=_rank)
+    reasons = [worst.reason, *(one.reason for one in failures if one is not worst)]
+    worst.reason = "; ".join(dict.fromkeys(reasons))
+    worst.args = (worst.reason,)
+    return worst
+
+
+def _rank(error: EtcdError) -> int:
+    if isinstance(error, Unreachable) and error.certificate:
+        return -1
+    return next(at for at, kind in enumerate(_TELLING) if isinstance(error, kind))
