@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
-import importlib.util
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +19,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import wire.agent
+from agent.running import InJob, Refused
+from binding.node import Node
 from hypothesis import settings
+from machines.small import write
+from recorded import recording
+from worker import Deal, Worker
 
 # Who starts the tests may ignore these (nohup, a background job), and a child would inherit that.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -162,12 +165,12 @@ settings.load_profile("project")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return by_path("worker.py").Deal(config, log)
+    return Deal(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
-        config.pluginmanager.register(by_path("worker.py").Worker())
+        config.pluginmanager.register(Worker())
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -221,21 +224,10 @@ def cgroup1_mount() -> Path:
     return mount
 
 
-def by_path(name: str) -> ModuleType:
-    """Load a module that stands beside the tests: their folders are no packages."""
-    path = Path(__file__).parent / name
-    spec = importlib.util.spec_from_file_location(f"xce_test_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def agents() -> ModuleType:
     """The module with `running(directory, *options)`: agents in processes of their own."""
-    return by_path("wire/agent.py")
+    return wire.agent
 
 
 @pytest.fixture
@@ -248,8 +240,7 @@ def agent(agents: ModuleType, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """The root of a small machine of the project's own; a test may change it."""
-    root: Path = by_path("machines/small.py").write(tmp_path / "small")
-    return root
+    return write(tmp_path / "small")
 
 
 @pytest.fixture
@@ -264,9 +255,6 @@ def recorded() -> Iterator[Callable[[str], Path]]:
 
     Some have ten thousand files, which a disk takes ten times as long to write as memory does.
     """
-    if str(Path(__file__).parent) not in sys.path:
-        sys.path.insert(0, str(Path(__file__).parent))
-    recording = importlib.import_module("recorded.recording")
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # not a name
     with tempfile.TemporaryDirectory(prefix="xce-recorded-", dir=memory) as folder:
         made: dict[str, Path] = {}
@@ -277,3 +265,43 @@ def recorded() -> Iterator[Callable[[str], Path]]:
             return made[name]
 
         yield root
+
+
+@pytest.fixture(scope="session")
+def refused() -> type[Refused]:
+    """The exception that `call` raises."""
+    return Refused
+
+
+@pytest.fixture
+def in_job() -> Iterator[Any]:
+    """Start processes in cgroups; all of them are ended."""
+    started: list[InJob] = []
+
+    def start(cgroup: str) -> InJob:
+        started.append(InJob(cgroup))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+@pytest.fixture(params=["cgroup2", "cgroup1"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The kind of hierarchy in which the jobs are."""
+    return str(request.param)
+
+
+@pytest.fixture
+def mount(backend: str, request: pytest.FixtureRequest) -> Path:
+    """Where that hierarchy is mounted."""
+    return Path(request.getfixturevalue(f"{backend}_mount"))
+
+
+@pytest.fixture
+def node(tmp_path: Path):
+    """A node to bind on, without a kernel, with four cards; closed at the end."""
+    node = Node(tmp_path)
+    yield node
+    node.crash()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import tempfile
 from pathlib import Path
 
 import pytest
+from binding.node import Node
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,23 +32,13 @@ CARDS = st.sets(st.sampled_from(["GPU-0", "GPU-1", "GPU-2", "MIG-0", "MIG-1"]), 
 PORTS = st.sampled_from([None, (wire.PortAsk(count=2),), (wire.PortAsk(port=20003),)])
 
 
-def _node(folder: Path):
-    # Test folders are no packages: the stand-ins are loaded by their path.
-    spec = importlib.util.spec_from_file_location("node", Path(__file__).with_name("conftest.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Node(folder)
-
-
 class History(RuleBasedStateMachine):
     """A node, and beside it what its callers were told."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.node = _node(Path(self.folder.name))
+        self.node = Node(Path(self.folder.name))
         self.promised: dict[tuple[str, str], wire.Prepared] = {}
         self.over: set[tuple[str, str]] = set()
 

@@ -5,30 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from binding.calls import prepare, release, restart, run
 
 from xce_nodeagent import errors
 from xce_nodeagent.binding.reconcile import reconcile
-from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.model import wire
 from xce_nodeagent.privileged.ops import Verify
-
-
-def run(work):
-    return asyncio.run(work)
-
-
-def prepare(node, job="1", **ask):
-    return run(node.life.prepare(wire.Prepare(job=job, **ask)))
-
-
-def release(node, job="1", **ask):
-    return run(node.life.releases.release(wire.Release(job=job, **ask)))
-
-
-def restart(node):
-    node.crash()
-    node.open()
-    return run(recover(node.ledger, node.executor, node.life))
 
 
 def test_a_prepare_binds_what_it_names_and_says_so(node):
@@ -50,15 +32,6 @@ def test_a_job_without_cards_is_fenced_too_and_is_told_that_it_has_none(node):
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-def test_what_has_a_wrong_node_on_disk_is_chosen_by_no_count_and_refused_by_name(node):
-    node.without_node = {"GPU-0", "GPU-2"}
-    with pytest.raises(errors.Unhealthy, match="no node"):
-        prepare(node, instances=("GPU-1", "GPU-2"))
-    assert prepare(node, request="2").instances == ("GPU-1", "GPU-3")
-    with pytest.raises(errors.NoFitNow):
-        prepare(node, job="2", request="1")
-
-
 def test_the_same_prepare_again_gets_the_same_answer_and_changes_nothing(node):
     first = prepare(node, instances=("GPU-1",), attempt="a", ports=(wire.PortAsk(count=2),))
     asked = len(node.books.asked)
@@ -72,55 +45,10 @@ def test_the_same_prepare_gets_the_same_answer_after_a_crash(node):
     assert prepare(node, instances=("GPU-1",), attempt="a", request="1") == first
 
 
-def test_a_held_attempt_with_something_else_is_a_conflict(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    with pytest.raises(errors.Conflict, match="prepared already"):
-        prepare(node, instances=("GPU-2",), attempt="a")
-    assert node.held() == {"GPU-1": [("1", "a")]}
-
-
-def test_two_attempts_of_a_job_do_not_share_its_cgroup(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    with pytest.raises(errors.Conflict, match="is still bound"):
-        prepare(node, instances=("GPU-2",), attempt="b")
-
-
-def test_a_held_instance_is_busy_and_says_who_has_it(node):
-    prepare(node, job="1", instances=("GPU-1",))
-    with pytest.raises(errors.Busy) as caught:
-        prepare(node, job="2", instances=("GPU-1",))
-    assert caught.value.details["holders"] == [{"job": "1", "attempt": ""}]
-
-
-@pytest.mark.parametrize(("first", "second"), [("GPU-0", "MIG-1"), ("MIG-1", "GPU-0")])
-def test_what_overlaps_a_held_instance_is_busy(node, first, second):
-    prepare(node, job="1", instances=(first,))
-    with pytest.raises(errors.Busy):
-        prepare(node, job="2", instances=(second,))
-
-
 def test_slices_of_one_card_are_held_by_different_jobs(node):
     prepare(node, job="1", instances=("MIG-0",))
     prepare(node, job="2", instances=("MIG-1",))
     assert node.held() == {"MIG-0": [("1", "")], "MIG-1": [("2", "")]}
-
-
-def test_one_job_cannot_name_a_card_and_its_slice(node):
-    with pytest.raises(errors.BadRequest, match="overlap"):
-        prepare(node, instances=("GPU-0", "MIG-0"))
-
-
-def test_an_unknown_instance_changes_nothing(node):
-    with pytest.raises(errors.UnknownInstance):
-        prepare(node, instances=("GPU-9",))
-    assert not node.ledger.book.live
-    assert not node.books.asked
-
-
-def test_a_request_older_than_a_change_of_its_instance_is_stale(node):
-    with pytest.raises(errors.Stale):
-        prepare(node, instances=("GPU-1",), generation="boot-1:0".replace("boot-1", "b"))
-    prepare(node, instances=("GPU-1",), generation="b:1")
 
 
 def test_a_release_frees_and_a_second_one_is_an_answer(node):
@@ -194,33 +122,6 @@ def test_a_port_that_still_listens_is_quarantined_and_the_cards_are_not(node):
     assert prepare(node, job="3", ports=(wire.PortAsk(count=1),)).ports[0].port == 20001
 
 
-def test_a_binding_grows_and_shrinks(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    grown = prepare(node, instances=("GPU-2",), attempt="a", add=True)
-    assert grown.instances == ("GPU-1", "GPU-2")
-    assert prepare(node, instances=("GPU-2",), attempt="a", add=True) == grown
-    assert prepare(node, instances=("GPU-1",), attempt="a").instances == ("GPU-1", "GPU-2")
-    release(node, attempt="a", instances=("GPU-1",))
-    assert node.held() == {"GPU-2": [("1", "a")]}
-    assert [r.device.minor for r in node.books.bound["/cg/home/job-1"][1]] == [2]
-
-
-def test_a_growth_that_fails_leaves_the_binding_as_it_was(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    node.books.fail = ["enforcement"]
-    with pytest.raises(errors.Enforcement):
-        prepare(node, instances=("GPU-2",), attempt="a", add=True)
-    assert node.held() == {"GPU-1": [("1", "a")]}
-    assert [r.device.minor for r in node.books.bound["/cg/home/job-1"][1]] == [1]
-    grown = prepare(node, instances=("GPU-2",), attempt="a", add=True)
-    assert grown.instances == ("GPU-1", "GPU-2")
-
-
-def test_growing_what_is_not_there_is_a_conflict(node):
-    with pytest.raises(errors.Conflict):
-        prepare(node, instances=("GPU-2",), attempt="a", add=True)
-
-
 def test_reconcile_releases_what_is_not_named(node):
     for job in ("1", "2", "3"):
         prepare(node, job=job, attempt="a")
@@ -271,42 +172,6 @@ def test_a_retry_after_the_fence_was_taken_away_puts_it_back(node):
     assert node.books.bound["/cg/home/job-1"] == (mark, grants)
 
 
-def test_what_is_given_up_is_nobodys_until_the_kernel_has_taken_it_back(node):
-    prepare(node, instances=("GPU-1", "GPU-2"), attempt="a")
-    node.books.fail = ["enforcement"]
-    release(node, attempt="a", instances=("GPU-1",))
-    with pytest.raises(errors.Busy):
-        prepare(node, job="2", instances=("GPU-1",))
-    assert restart(node) == {"finished": 1}
-    assert [r.device.minor for r in node.books.bound["/cg/home/job-1"][1]] == [2]
-    prepare(node, job="2", instances=("GPU-1",))
-
-
-def test_what_a_failed_growth_had_added_is_nobodys_until_it_is_taken_back(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    node.books.fail = ["enforcement", "enforcement"]
-    with pytest.raises(errors.Enforcement):
-        prepare(node, instances=("GPU-2",), attempt="a", add=True)
-    with pytest.raises(errors.Busy):
-        prepare(node, job="2", instances=("GPU-2",))
-    assert restart(node) == {"finished": 1}
-    prepare(node, job="2", instances=("GPU-2",))
-
-
-def test_giving_up_what_is_not_held_is_an_answer(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    assert release(node, attempt="a", instances=("GPU-2",)).released
-    assert release(node, job="9", instances=("GPU-2",)).known is False
-
-
-def test_what_was_given_up_can_be_added_again(node):
-    prepare(node, instances=("GPU-1",), attempt="a")
-    prepare(node, instances=("GPU-2",), attempt="a", add=True)
-    release(node, attempt="a", instances=("GPU-2",))
-    again = prepare(node, instances=("GPU-2",), attempt="a", add=True)
-    assert again.instances == ("GPU-1", "GPU-2")
-
-
 def test_a_requeue_waits_for_what_its_former_attempt_left_over(node):
     prepare(node, instances=("GPU-1",), attempt="a")
     node.books.processes["/cg/home/job-1"] = (4242,)
@@ -325,11 +190,6 @@ def test_an_attempt_is_dead_for_the_configured_time(node):
 def test_the_order_of_the_ids_makes_no_difference(node):
     first = prepare(node, instances=("GPU-2", "GPU-1"), attempt="a")
     assert prepare(node, instances=("GPU-1", "GPU-2"), attempt="a") == first
-
-
-def test_a_generation_that_this_node_never_had_is_stale(node):
-    with pytest.raises(errors.Stale, match="not one of this node's"):
-        prepare(node, instances=("GPU-1",), generation="b:99")
 
 
 def test_one_that_cannot_be_released_does_not_keep_the_others(node):
@@ -373,16 +233,6 @@ def test_with_enforcement_off_nothing_is_asked_of_the_binder(node):
     assert not node.books.asked
 
 
-def test_eight_clients_for_one_card_give_one_holder(node):
-    async def all_at_once():
-        asks = [node.life.prepare(wire.Prepare(job=str(i), instances=("GPU-1",))) for i in range(8)]
-        return await asyncio.gather(*asks, return_exceptions=True)
-
-    results = run(all_at_once())
-    assert sum(isinstance(r, wire.Prepared) for r in results) == 1
-    assert sum(isinstance(r, errors.Busy) for r in results) == 7
-
-
 def test_eight_copies_of_one_prepare_get_one_answer(node):
     async def all_at_once():
         ask = wire.Prepare(job="1", attempt="a", request="2")
@@ -390,38 +240,6 @@ def test_eight_copies_of_one_prepare_get_one_answer(node):
 
     answers = run(all_at_once())
     assert all(answer == answers[0] for answer in answers)
-
-
-def test_a_cgroup_outside_the_allowed_roots_is_refused_before_it_is_looked_at(node):
-    with pytest.raises(errors.BadCgroup, match="not below an allowed root"):
-        prepare(node, cgroup="/etc/nothing")
-
-
-@pytest.mark.parametrize(
-    ("ask", "error"),
-    [
-        ({"job": ""}, errors.BadJobId),
-        ({"job": "a/b"}, errors.BadJobId),
-        ({"job": "a\nb"}, errors.BadJobId),
-        ({"job": "x" * 10_000}, errors.BadJobId),
-        ({"attempt": "a b"}, errors.BadJobId),
-        ({"ports": (wire.PortAsk(),)}, errors.BadPort),
-        ({"ports": (wire.PortAsk(count=0),)}, errors.BadPort),
-        ({"ports": (wire.PortAsk(port=70_000),)}, errors.BadPort),
-        ({"ports": (wire.PortAsk(count=1, name="a b"),)}, errors.BadPort),
-        ({"cgroup": "relative"}, errors.BadCgroup),
-        ({"cgroup": "/cg/other/../../etc"}, errors.BadCgroup),
-        ({"cgroup": "/a", "pid": 1}, errors.BadRequest),
-        ({"instances": ("GPU-1", "GPU-1")}, errors.BadRequest),
-        ({"instances": ("ports",)}, errors.BadPort),
-        ({"generation": "nonsense"}, errors.BadRequest),
-    ],
-)
-def test_bad_input_gets_the_pinned_error_and_changes_nothing(node, ask, error):
-    with pytest.raises(error):
-        prepare(node, **ask)
-    assert not node.ledger.book.live
-    assert not node.books.asked
 
 
 def test_a_held_slice_leaves_its_sisters_free_and_its_card_not(node):
@@ -439,12 +257,3 @@ def test_verification_puts_back_what_differs_and_closes_what_vanished(node):
     run(node.life.verification.run())
     assert node.books.bound["/cg/home/job-1"] == whole
     assert node.held() == {"GPU-1": [("1", "a")], "GPU-3": [("3", "a")]}
-
-
-def test_a_retry_after_something_was_given_up_is_a_conflict_and_not_an_answer_without_it(node):
-    prepare(node, request="2", attempt="a", uid=7)
-    release(node, attempt="a", instances=("GPU-1",))
-    with pytest.raises(errors.Conflict):
-        prepare(node, request="2", attempt="a", uid=7)
-    held = node.ledger.book.live["1", "a"].instances
-    assert prepare(node, instances=held, attempt="a", uid=7).instances == held

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.running import serving
 
 from xce_nodeagent.host.linkmonitor import LinkMonitor
 
@@ -102,23 +102,13 @@ class Watched:
         )
 
 
-def _serving() -> Any:
-    path = Path(__file__).parents[1] / "agent" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("xce_test_changes_agent", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def watched(cgroup2_mount: Path) -> Iterator[Watched]:
     """An agent with one NIC that is a bridge, up, with a carrier."""
     address = _function()
     if not address:
         pytest.skip("this machine has no PCI function to stand behind a NIC")
-    with _serving().serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         running.stop()
         staged = str(Path(__file__).with_name("staged.py"))
         running.python = [sys.executable, staged, str(running.folder), address, sys.executable]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import tempfile
@@ -12,25 +11,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from machines import dgx, small
 
 from xce_nodeagent.discovery import Discovery, scan
 from xce_nodeagent.host import Host
 from xce_nodeagent.host.event import ALL, LIBRARY, LOST, ROUTES, Event
 from xce_nodeagent.model.inventory import advance
 from xce_nodeagent.providers import all_providers
-
-
-def _beside(name: str) -> Any:
-    path = Path(__file__).parents[1] / "machines" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"xce_test_changing_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-small, dgx = _beside("small"), _beside("dgx")
 
 SLOTS = ["0000:02:00.0/0000:03:00.0", "0000:02:01.0/0000:04:00.0", "0000:02:01.0/0000:04:00.1"]
 SWITCH = "pci0000:00/0000:00:01.0/0000:01:00.0"

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import select
 import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-
-def _beside(name: str) -> ModuleType:
-    """Load a module of the other tests: their folders are no packages."""
-    path = Path(__file__).parents[1] / name
-    spec = importlib.util.spec_from_file_location(f"xce_declared_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_agents = _beside("agent/conftest.py")
-refused = _agents.refused
-backend = _agents.backend
-mount = _agents.mount
-in_job = _agents.in_job
+from agent.running import serving
 
 MAJOR = 126
 """For local use: no driver has it, so what a fence lets through fails with ENXIO."""
@@ -118,7 +99,7 @@ class Declaring:
 
 @contextlib.contextmanager
 def _declaring(mount: Path) -> Iterator[Declaring]:
-    with _agents.serving(mount) as running:
+    with serving(mount) as running:
         yield Declaring(running)
 
 

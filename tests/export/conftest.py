@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.host import Host

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import select
 import signal
@@ -12,51 +11,32 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agent.running import Refused, children, serving
 
 TESTS = Path(__file__).parents[1]
-
-
-def _beside(name: str) -> ModuleType:
-    """Load a module of the other tests: their folders are no packages."""
-    path = TESTS / name
-    spec = importlib.util.spec_from_file_location(f"xce_faults_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_agents = _beside("agent/conftest.py")
-refused = _agents.refused
-in_job = _agents.in_job
-Refused = _agents.Refused
-_children = _agents._children
-node = _beside("binding/conftest.py").node
 
 
 @pytest.fixture
 def agent(cgroup2_mount: Path) -> Iterator[Any]:
     """An agent that serves, for one test, with its jobs in cgroup v2."""
-    with _agents.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         yield running
 
 
 @pytest.fixture
 def agent1(cgroup1_mount: Path) -> Iterator[Any]:
     """The same, with its jobs in cgroup v1."""
-    with _agents.serving(cgroup1_mount) as running:
+    with serving(cgroup1_mount) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def steady(cgroup2_mount: Path) -> Iterator[Any]:
     """An agent for tests that leave it as they found it."""
-    with _agents.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         yield running
 
 
@@ -101,7 +81,7 @@ def reboot() -> Callable[[Any], None]:
     """End an agent and all that is in its cgroups, as a reboot does; start it in another boot."""
 
     def boot(running: Any) -> None:
-        helpers = _children(running.process.pid)
+        helpers = children(running.process.pid)
         running.kill()
         # A reboot ends the helpers with it; they go by themselves, and the home with the last job.
         _eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in helpers))

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agent.running import serving
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 30.0
-
-
-def _beside(name: str) -> ModuleType:
-    """Load a module of another folder of tests: they are no packages."""
-    path = TESTS / name
-    spec = importlib.util.spec_from_file_location(f"xce_health_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 FIGURES = {"GPU-one": "temperature=40 slowdown=90", "GPU-two": "recovery=0"}
@@ -134,8 +122,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(cgroup2_mount: Path, library: Path) -> Iterator[Any]:
     """An agent with the cards, for all tests of a file."""
-    agents = _beside("agent/conftest.py")
-    with agents.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         running.stop()
         running.keys = "library_seconds = 2"
         running.cards = Cards(running, library)

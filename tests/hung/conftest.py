@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agent import running
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 10.0
 
 
-def _beside(name: str) -> ModuleType:
-    """Load a module of another folder of tests: they are no packages."""
-    path = TESTS / name
-    spec = importlib.util.spec_from_file_location(f"xce_hung_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_agents = _beside("agent/conftest.py")
-in_job = _agents.in_job
-
-
-@pytest.fixture(scope="session")
-def refused() -> type[Exception]:
-    """The exception that `call` of these agents raises."""
-    refused: type[Exception] = _agents.Refused
-    return refused
-
-
 @pytest.fixture
 def agent(cgroup2_mount: Path) -> Iterator[Any]:
     """An agent that serves, for one test, with its jobs in cgroup v2."""
-    with _agents.serving(cgroup2_mount) as running:
-        yield running
+    with running.serving(cgroup2_mount) as agent:
+        yield agent
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +75,7 @@ def cards(library: Path) -> Callable[[Any], Cards]:
 @pytest.fixture(scope="session")
 def serving() -> Any:
     """The context of an agent, for those who need one for longer than a test."""
-    return _agents.serving
+    return running.serving
 
 
 @pytest.fixture(scope="session")

@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agent.running import serving
+from binding.node import Node
 
 TESTS = Path(__file__).parents[1]
 BINDING = "trusted.xce.binding"
 
 
-def _beside(name: str) -> ModuleType:
-    """Load a module of the other tests: their folders are no packages."""
-    path = TESTS / name
-    spec = importlib.util.spec_from_file_location(f"xce_ledger_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_agents = _beside("agent/conftest.py")
-refused = _agents.refused
-in_job = _agents.in_job
-serving = _agents.serving
-_nodes = _beside("binding/conftest.py")
-node = _nodes.node
-
-
 @pytest.fixture
 def make_node() -> Any:
     """Make a node without a kernel, whose ledger is in a folder."""
-    return _nodes.Node
-
-
-@pytest.fixture(params=["cgroup2", "cgroup1"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """The kind of hierarchy in which the jobs are."""
-    return str(request.param)
-
-
-@pytest.fixture
-def mount(backend: str, request: pytest.FixtureRequest) -> Path:
-    """Where that hierarchy is mounted."""
-    return Path(request.getfixturevalue(f"{backend}_mount"))
+    return Node
 
 
 @pytest.fixture

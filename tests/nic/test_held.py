@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agent.running import Refused, serving
 
 pytestmark = pytest.mark.needs("root", "cgroup2", "bpf")
 
 
-def _agents() -> ModuleType:
-    path = Path(__file__).parents[1] / "agent/conftest.py"
-    spec = importlib.util.spec_from_file_location("xce_nic_agents", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-AGENTS = _agents()
-
-
 @pytest.fixture
 def agent(cgroup2_mount: Path) -> Iterator[Any]:
-    with AGENTS.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         yield running
 
 
@@ -51,11 +37,11 @@ def test_a_job_keeps_a_nic_that_the_host_came_to_need(agent: Any) -> None:
     grown = agent.call("Prepare", job="1", attempt="a", request="rusage[gpu=1]", add=True)
     assert held in grown["instances"]
     for wanted in ({"instances": [held]}, {"request": f"rusage[nic={counted['total'] + 1}]"}):
-        with pytest.raises(AGENTS.Refused) as refused:
+        with pytest.raises(Refused) as refused:
             agent.call("Prepare", job="2", **wanted)
         code = "reserved" if "instances" in wanted else "never_fits"
         assert refused.value.code == code
         assert "`[nic] offer`" in str(refused.value)
     agent.call("Release", job="1", attempt="a")
-    with pytest.raises(AGENTS.Refused):
+    with pytest.raises(Refused):
         agent.call("Prepare", job="2", instances=[held])

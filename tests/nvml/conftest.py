@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests' folders are no packages
-
-from nvml.stand import Library, compiled, serve  # of that path
+from nvml.stand import Library, compiled, serve
 
 
 @pytest.fixture(scope="session")

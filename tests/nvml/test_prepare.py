@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
 from collections.abc import Iterator
@@ -10,27 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.running import Refused, serving
 
 pytestmark = pytest.mark.needs("root", "cgroup2", "bpf")
-
-
-def _agents() -> Any:
-    path = Path(__file__).parents[1] / "agent/conftest.py"
-    spec = importlib.util.spec_from_file_location("xce_nvml_agents", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-AGENTS = _agents()
 
 
 @pytest.fixture(scope="module")
 def agent(cgroup2_mount: Path) -> Iterator[Any]:
     """An agent with simulated cards, of which the first ones are shared."""
-    with AGENTS.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         seen = running.call("GetInventory")["instances"]
         first = next(one for one in seen if one["type"] == "gpu")
         running.stop()
@@ -49,13 +36,13 @@ def test_two_jobs_share_a_card_and_a_third_cannot_have_the_whole(agent: Any) -> 
     assert other["env"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
     assert one["env"]["CUDA_VISIBLE_DEVICES"] == other["env"]["CUDA_VISIBLE_DEVICES"] == whole
     for job, asked in (("3", whole), ("4", shares[0])):
-        with pytest.raises(AGENTS.Refused) as caught:
+        with pytest.raises(Refused) as caught:
             agent.call("Prepare", job=job, instances=[asked])
         assert caught.value.code == "busy"
     for job in ("1", "2"):
         assert agent.call("Release", job=job)["clean"]
     agent.call("Prepare", job="5", instances=[whole])
-    with pytest.raises(AGENTS.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         agent.call("Prepare", job="6", instances=[shares[1]])
     assert caught.value.code == "busy"
     agent.call("Release", job="5")
@@ -78,7 +65,7 @@ def test_a_node_that_is_another_s_or_gone_fails_the_prepare_and_no_other(agent: 
         ):
             if kind:
                 os.mknod(path, kind, os.makedev(major, minor))
-            with pytest.raises(AGENTS.Refused, match=say) as caught:
+            with pytest.raises(Refused, match=say) as caught:
                 agent.call("Prepare", job="7", instances=[wrong["id"]])
             assert (caught.value.code, caught.value.error_class) == ("unhealthy", "node")
             assert caught.value.details["instance"] == wrong["id"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from vendors import machines
 
 from xce_nodeagent.host import Host
 from xce_nodeagent.model.instance import AttributeValue, Instance
@@ -19,20 +17,7 @@ from xce_nodeagent.provider import Divides, Found, Grant, PortGrant, Provider
 from xce_nodeagent.providers import NAMES, all_providers
 from xce_nodeagent.providers.simulated import names
 
-
-def by_path(name: str) -> ModuleType:
-    path = Path(__file__).parents[1] / name
-    spec = importlib.util.spec_from_file_location(f"xce_contract_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-WRITTEN = by_path("vendors/machines.py")
-HOSTS = ("", *names(), *(f"written:{name}" for name in WRITTEN.MACHINES))
+HOSTS = ("", *names(), *(f"written:{name}" for name in machines.MACHINES))
 TYPES = {"string": str, "int": int, "float": float, "bool": bool, "list": list}
 
 
@@ -47,7 +32,7 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Write a machine of the project's own once, and give its root."""
-    return functools.cache(lambda name: WRITTEN.write(tmp_path_factory.mktemp("machine"), name))
+    return functools.cache(lambda name: machines.write(tmp_path_factory.mktemp("machine"), name))
 
 
 @pytest.fixture(params=HOSTS)

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from recorded.comparison import Tally
 
 from xce_nodeagent.cli.local import look

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import select
 import socket
@@ -12,38 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agent import running
+from agent.running import Refused, Running
 
 TESTS = Path(__file__).parents[1]
 RIG = Path(__file__).with_name("rig")
 PROGRAM = Path(__file__).with_name("job.py")
 
 
-def _beside(name: str) -> ModuleType:
-    """Load a module of the other tests: their folders are no packages."""
-    path = TESTS / name
-    spec = importlib.util.spec_from_file_location(f"xce_release_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_agents = _beside("agent/conftest.py")
-refused = _agents.refused
-backend = _agents.backend
-mount = _agents.mount
-node = _beside("binding/conftest.py").node
-
-
 def _eventually(look: Callable[[], Any], seconds: float = 40.0) -> Any:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        with contextlib.suppress(OSError, _agents.Refused):
+        with contextlib.suppress(OSError, Refused):
             if found := look():
                 return found
         select.select([], [], [], 0.05)
@@ -146,7 +128,7 @@ def site(mount: Path) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def _serving(mount: Path, extra: str = "") -> Iterator[Site]:
-    class Real(_agents.Running):  # type: ignore[misc, name-defined]  # loaded by its path
+    class Real(Running):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.env["PYTHONPATH"] = str(RIG)
@@ -155,12 +137,8 @@ def _serving(mount: Path, extra: str = "") -> Iterator[Site]:
         def start(self, profile: str = "real") -> None:
             super().start(profile)
 
-    before, _agents.Running = _agents.Running, Real
-    try:
-        with _agents.serving(mount) as running:
-            yield Site(running)
-    finally:
-        _agents.Running = before
+    with running.serving(mount, Real) as agent:
+        yield Site(agent)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import shutil
@@ -14,31 +13,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
+from agent.running import serving
 
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.channel import make_room
 
 AGENT_UID, PREPARER, ALICE, BOB = 61499, 12345, 54321, 54322
 PATIENCE = 20.0
-
-
-def beside(name: str) -> ModuleType:
-    """Load a module of another folder of tests: they are no packages."""
-    path = Path(__file__).parents[1] / name
-    spec = importlib.util.spec_from_file_location(f"xce_{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_agents = beside("agent/conftest.py")
 
 
 def until(condition: Any, what: str) -> Any:
@@ -60,47 +45,16 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def in_job() -> Iterator[Any]:
-    """Start processes in cgroups that open what they are told to; all of them are ended."""
-    started: list[Any] = []
-
-    def start(cgroup: str) -> Any:
-        started.append(_agents.InJob(cgroup))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.end()
-
-
-@pytest.fixture
-def refused() -> type[Exception]:
-    """The exception that `agent.call` raises for an error answer."""
-    return _agents.Refused
-
-
-@pytest.fixture(params=["cgroup2", "cgroup1"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """The kind of hierarchy in which the jobs are."""
-    return str(request.param)
-
-
-@pytest.fixture
-def mount(backend: str, request: pytest.FixtureRequest) -> Path:
-    return Path(request.getfixturevalue(f"{backend}_mount"))
-
-
-@pytest.fixture
 def agent(mount: Path) -> Iterator[Any]:
     """An agent that serves, with a simulated machine, for one test."""
-    with _agents.serving(mount) as running:
+    with serving(mount) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def steady(cgroup2_mount: Path) -> Iterator[Any]:
     """An agent for tests that leave it as they found it."""
-    with _agents.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         yield running
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from soak import run
 
 TOLD = pytest.StashKey[list[str]]()
 
@@ -23,8 +20,6 @@ def told(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="session")
 def crew() -> Iterator[Any]:
     """The processes of the harness, for all tests of the session."""
-    from soak import run  # noqa: PLC0415  # after the path is set
-
     with run.crew() as made:
         yield made
 

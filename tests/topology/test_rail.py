@@ -1,58 +1,21 @@
-"""Which NIC is on which rail: by structure, by configuration, or by neither."""
+"""Which NIC is on which rail by the structure of a host, and where there is none."""
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from topology.rails import CONNECTX, STORAGE, below, rail_optimized, rails
 from topology.trees import card, function, machine
 
-from xce_nodeagent.discovery import scan
-from xce_nodeagent.host import Host
-from xce_nodeagent.model.config import RailsConfig
-from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
-from xce_nodeagent.model.rail import Rails, decide, with_rails
+from xce_nodeagent.model.rail import Rails, with_rails
 from xce_nodeagent.model.request import parse
 from xce_nodeagent.placement import choose
-from xce_nodeagent.provider import Found
-from xce_nodeagent.providers import all_providers
-
-SHARED = Path(__file__).parents[3] / "shared" / "machines"
-CONNECTX = {"vendor": "mellanox", "model": "ConnectX-7", "rdma_device": "mlx5"}
-
-
-def rails(inventory: Inventory, **config: Any) -> Rails:
-    return decide(inventory.instances, inventory.layout, RailsConfig(**config))
-
-
-def below(pci: dict[str, Any], bus: int, address: str, numa: int = 0) -> str:
-    """Place a card below a port of the switch of one bus, and give its address."""
-    root = f"pci0000:{bus:02x}"
-    pci[address] = function(root, f"{root}-port", f"{root}-up", f"{root}-{address}", numa=numa)
-    return address
-
-
-def rail_optimized(
-    count: int = 4, extra: Iterable[tuple[int, str, dict[str, Any]]] = ()
-) -> Inventory:
-    """Give a host of so many GPUs, each with a NIC below its switch, and more NICs below some."""
-    pci: dict[str, Any] = {}
-    cards = []
-    for at in range(count):
-        bus = 0x10 * (at + 1)
-        cards.append(card(below(pci, bus, f"0000:{bus + 1:02x}:00.0")))
-        cards.append(card(below(pci, bus, f"0000:{bus + 3:02x}:00.0"), "nic", **CONNECTX))
-    for at, address, facts in extra:
-        cards.append(card(below(pci, 0x10 * (at + 1), address), "nic", **facts))
-    return machine(cards, pci)
 
 
 def test_each_gpu_has_its_own_nic() -> None:
@@ -60,9 +23,6 @@ def test_each_gpu_has_its_own_nic() -> None:
     assert found.by == "structure"
     assert found.nics == {f"0000:{n}3:00.0": n - 1 for n in range(1, 5)}
     assert found.gpus == {f"0000:{n}1:00.0": n - 1 for n in range(1, 5)}
-
-
-STORAGE = "0000:22:00.0"  # below the second GPU's switch, and before its rail's NIC
 
 
 @pytest.mark.parametrize(
@@ -206,108 +166,6 @@ def test_without_switches_nothing_is_guessed(gpus: Any, nics: Any, facts: Any) -
     assert rails(hidden(gpus, nics, **facts)) == Rails()
 
 
-# ---- told ------------------------------------------------------------------------------------
-
-
-def test_the_configuration_goes_before_structure() -> None:
-    inventory = rail_optimized()
-    named = structs.replace(
-        inventory,
-        instances=tuple(
-            structs.replace(one, attributes={**one.attributes, "netdev": f"eth{at}"})
-            for at, one in enumerate(inventory.instances)
-        ),
-    )
-    found = rails(named, nics=("0000:43:00.0", "", "eth1, eth3", "no-such"))
-    assert (found.by, found.unknown) == ("configuration", ("no-such",))
-    assert found.nics == {"0000:43:00.0": 0, "0000:13:00.0": 2, "0000:23:00.0": 2}
-    # to the third GPU all are equally near: its own is the first of them
-    assert found.gpus == {
-        "0000:41:00.0": 0, "0000:11:00.0": 2, "0000:21:00.0": 2, "0000:31:00.0": 0,
-    }  # fmt: skip
-
-
-def test_nobody_says() -> None:
-    assert rails(rail_optimized(), by="none") == Rails()
-
-
-@pytest.mark.parametrize("profile", ["dgx-h100", "mi300x", "gb200", "dgx-a100-mig"])
-def test_what_a_provider_tells_stays_and_structure_would_say_the_same(profile: str) -> None:
-    inventory = scan(Host("/nonexistent", simulate=profile), all_providers(("simulated",)))
-    told = {one.id: one.number("rail") for one in inventory.instances if "rail" in one.attributes}
-    assert inventory.topology["rails"]["nics"] == {}
-    stripped = tuple(
-        structs.replace(one, attributes={k: v for k, v in one.attributes.items() if k != "rail"})
-        for one in inventory.instances
-    )
-    found = decide(stripped, inventory.layout, RailsConfig())
-    assert found.nics == told
-    assert found.gpus == inventory.topology["rails"]["gpus"]
-    assert with_rails(stripped, found) == inventory.instances
-
-
-class Told:
-    """A provider that says what a test wants it to."""
-
-    name = "told"
-    types = ()
-
-    def __init__(self, found: Found) -> None:
-        self.found = found
-
-    def discover(self, host: Host) -> Found:
-        return self.found
-
-    def plan(self, grant: Any) -> Any:
-        raise NotImplementedError
-
-
-def told(instances: Iterable[Instance]) -> Told:
-    return Told(Found(instances=tuple(structs.replace(i, provider="told") for i in instances)))
-
-
-def alone(**config: Any) -> Host:
-    return Host("/nonexistent", rails=RailsConfig(**config))
-
-
-PAIRS = [
-    card(f"0000:{n}{at}:00.0", kind, pcie_root=f"r{n}", pcie_switch=f"s{n}", **facts)
-    for n in (1, 2)
-    for at, kind, facts in ((1, "gpu", {}), (2, "nic", {"netdev": f"eth{n}", **CONNECTX}))
-]  # fmt: skip
-
-
-def test_discovery_finds_rails_anew_each_time() -> None:
-    first = scan(alone(), [told(PAIRS)])
-    assert {i.id: i.number("rail") for i in first.instances if i.type == "nic"} == {
-        "0000:12:00.0": 0, "0000:22:00.0": 1,
-    }  # fmt: skip
-    silent = Told(Found(state="error", reason="no answer"))
-    assert scan(alone(), [silent], first).instances == first.instances
-    changed = scan(alone(nics=["eth2", "eth1"]), [silent], first)
-    assert [i.number("rail") for i in changed.instances if i.type == "nic"] == [1, 0]
-    assert changed.topology["rails"]["by"] == "configuration"
-    off = scan(alone(by="none"), [silent], changed)
-    assert not any("rail" in i.attributes for i in off.instances)
-
-
-def test_what_the_configuration_does_not_list_is_on_no_rail_though_its_provider_says_so() -> None:
-    numbered = [
-        structs.replace(one, attributes={**one.attributes, "rail": 7}) if one.type == "nic" else one
-        for one in PAIRS
-    ]
-    found = scan(alone(nics=["eth2"]), [told(numbered)])
-    assert [i.attributes.get("rail") for i in found.instances if i.type == "nic"] == [None, 0]
-
-
-def test_a_name_that_no_nic_has_is_a_problem_and_no_more() -> None:
-    found = scan(alone(nics=["eth1", "eth9"]), [told(PAIRS)])
-    (problem,) = found.problems
-    assert (problem.provider, problem.state) == ("rails", "error")
-    assert "'eth9'" in problem.reason
-    assert [i.text("rail") for i in found.instances if i.type == "nic"] == ["0", ""]
-
-
 def test_placement_takes_a_cards_own_nic_where_another_is_as_near() -> None:
     inventory = rail_optimized(extra=[(1, STORAGE, CONNECTX | {"model": "DPU"})])
     found = rails(inventory)
@@ -430,75 +288,3 @@ def test_two_dies_of_a_card_share_the_nic_that_is_beside_one_of_them() -> None:
 @pytest.mark.parametrize("with_nic", [(1, 2, 5, 7), (1, 3, 5), (1,)])
 def test_nics_beside_some_dies_are_no_rails(with_nic: Sequence[int]) -> None:
     assert rails(of_two_dies(with_nic=with_nic)) == Rails()
-
-
-# ---- machines that were recorded --------------------------------------------------------------
-
-
-def of_launch_kit(name: str, *, boards: bool) -> tuple[Inventory, dict[str, int]]:
-    """Read what NVIDIA's Kubernetes launch kit says of a host's ports, and place them so."""
-    text = (SHARED / f"k8s-launch-kit/{name}.topology.yaml").read_text("utf-8")
-    pci: dict[str, Any] = {}
-    cards = [card(below(pci, 0x10 * (at + 1), f"0000:{at + 1}1:00.0", at // 4)) for at in range(8)]
-    expected = {}
-    for entry in text.split("  - deviceID: ")[1:]:
-        facts = dict(
-            re.findall(r"^ *(\w+): *\"?([^\"\n]*)\"?$", "deviceID: " + entry, re.MULTILINE)
-        )
-        address, numa = facts["pciAddress"], int(facts["numaNode"])
-        if facts["gpuProximity"] == "PIX":
-            below(pci, 0x10 * (int(facts["connectedGPU"][3:]) + 1), address, numa)
-        else:
-            root = f"pci{address[:7]}"
-            pci[address] = function(root, f"{root}-port", numa=numa)
-        more = {"rdma_device": facts["rdmaDevice"]} if facts["rdmaDevice"] else {}
-        more |= {"board_id": facts["psid"] or facts["partNumber"]} if boards else {}
-        cards.append(card(address, "nic", vendor="mellanox", model=facts["deviceID"], **more))
-        if "rail" in facts:
-            expected[address] = int(facts["rail"])
-    return machine(cards, pci), expected
-
-
-@pytest.mark.needs("recorded")
-@pytest.mark.parametrize("name", ["PowerEdge-XE9680", "ThinkSystem-SR680a-V3"])
-@pytest.mark.parametrize("boards", [True, False])
-def test_rails_of_real_hosts(name: str, boards: bool, compared) -> None:  # a parameter
-    inventory, expected = of_launch_kit(name, boards=boards)
-    assert len(expected) == 8
-    assert rails(inventory).nics == expected
-    assert list(rails(inventory).gpus.values()) == list(range(8))
-    compared(name, len(expected) + 8)
-
-
-EFA = {"vendor": "amazon", "model": "EFA", "rdma_device": "rdmap"}
-
-
-@pytest.mark.needs("recorded")
-@pytest.mark.parametrize(
-    ("name", "facts", "count"),
-    [("aws/p4d-24xl-topo", EFA, 4), ("azure/ndv4-topo", CONNECTX, 8)],
-)
-def test_rails_of_cloud_machines_whose_switches_are_hidden(
-    name: str, facts: dict[str, Any], count: int
-) -> None:
-    """The file tells NCCL of switches; the guest sees host bridges and NUMA nodes alone."""
-    tree = ET.parse(SHARED / f"nccl-topo/{name}.xml")  # noqa: S314  # a file of our own folder
-    pci: dict[str, Any] = {}
-    cards: list[Instance] = []
-    switches: list[list[str]] = []
-    for cpu in tree.iter("cpu"):
-        for switch in cpu.findall("pci"):
-            switches.append([])
-            for one in switch.findall("pci"):
-                address = one.attrib["busid"]
-                pci[address] = function(f"pci{address[:7]}", numa=int(cpu.attrib["numaid"]))
-                gpu = one.attrib["class"].startswith("0x03")
-                cards.append(card(address, "gpu" if gpu else "nic", **({} if gpu else facts)))
-                switches[-1].append(address)
-    nodes = sorted({one["numa_node"] for one in pci.values()})
-    found = rails(machine(cards, pci, nodes=nodes))
-    assert sorted(found.nics.values()) == list(range(count))
-    assert len(found.gpus) == 8
-    for below_one in switches:  # a rail joins what the file has below one switch
-        of_gpus = {found.gpus[one] for one in below_one if one in found.gpus}
-        assert of_gpus == {found.nics[one] for one in below_one if one in found.nics}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from vendors import machines as machines_of_vendors
 
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.host import Host
@@ -19,14 +18,7 @@ from xce_nodeagent.providers import all_providers
 @pytest.fixture(scope="session")
 def machines() -> ModuleType:
     """The module that writes them."""
-    path = Path(__file__).with_name("machines.py")
-    spec = importlib.util.spec_from_file_location("xce_test_vendor_machines", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return machines_of_vendors
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from privileged import conftest as _kernel
 
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
@@ -28,19 +28,6 @@ from xce_nodeagent.model.rule import Device
 from xce_nodeagent.privileged import bpfcall
 from xce_nodeagent.privileged.ops import Failed
 
-
-def _kernel_fixtures() -> Any:
-    """The folders of tests are no packages, and a fixture is found in a conftest of its folder."""
-    path = Path(__file__).parents[1] / "privileged" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("xce_test_kernel", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_kernel = _kernel_fixtures()
 scratch, local_majors, nodes = _kernel.scratch, _kernel.local_majors, _kernel.nodes
 make_world, world2, world1 = _kernel.make_world, _kernel.world2, _kernel.world1
 V2, PER_JOB, V1 = _kernel.V2, _kernel.PER_JOB, _kernel.V1

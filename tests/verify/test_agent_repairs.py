@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -12,27 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from agent.running import serving
 
 from xce_nodeagent.privileged import bpf
 
 pytestmark = [pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf"), pytest.mark.timeout(120)]
 
 
-def _agents():
-    path = Path(__file__).parents[1] / "agent" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("xce_test_running", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_running = _agents()
-in_job, refused = _running.in_job, _running.refused
-
-
 @pytest.fixture
 def agent(cgroup2_mount):
-    with _running.serving(cgroup2_mount) as running:
+    with serving(cgroup2_mount) as running:
         yield running
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from xce_nodeagent.binding.composer import Site
 from xce_nodeagent.binding.executor import Executor
@@ -259,11 +258,3 @@ class Node:
             instance: [(h.job, h.attempt) for h in holders]
             for instance, holders in self.ledger.book.held().items()
         }
-
-
-@pytest.fixture
-def node(tmp_path: Path):
-    """A node with four cards; closed at the end."""
-    node = Node(tmp_path)
-    yield node
-    node.crash()
