@@ -78,7 +78,7 @@ class Watched:
     def told(self, what: str) -> None:
         """Print how long after the kernel's last event that is: now."""
         now = time.monotonic()
-        print(f"{what}: {(now - self.heard) * 1e3:.0f} ms after the kernel's own event")  # noqa: T201
+        print(f"{what}: {(now - self.heard) * 1e3:.0f} ms after the kernel's own event")  # noqa: T201  # part of the result
 
     def _listen(self) -> None:
         """Hear what the agent hears, and note when: the kernel takes up to a second of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from importlib.resources import files
 
 import jsonschema
 import pytest
@@ -238,7 +239,5 @@ def test_patterns_go_over_no_slash():
 
 
 def test_the_schema_that_is_shipped_is_this_one():
-    from importlib.resources import files  # noqa: PLC0415
-
     shipped = files("xce_nodeagent").joinpath("declared.schema.json").read_text("utf-8")
     assert json.loads(shipped) == json.loads(json.dumps(schema()))

@@ -76,7 +76,7 @@ def _hints(kind: type) -> dict[str, Any]:
     """Read a class's annotations; of DeviceAttribute they hide the names of the types."""
     scope = {**vars(sys.modules[kind.__module__]), "Optional": typing.Optional}
     return {
-        one.name: eval(str(one.type), scope, {"bool": bool, "int": int, "str": str, "dict": dict})  # noqa: S307
+        one.name: eval(str(one.type), scope, {"bool": bool, "int": int, "str": str, "dict": dict})  # noqa: S307  # ours
         for one in dataclasses.fields(kind)
     }
 

@@ -104,7 +104,7 @@ def _own_network() -> None:
 def _scan_once() -> None:
     """Import what only a scan imports."""
     from xce_nodeagent import discovery, providers  # noqa: PLC0415  # after the list above
-    from xce_nodeagent.host import Host  # noqa: PLC0415
+    from xce_nodeagent.host import Host  # noqa: PLC0415  # after the list above
 
     host = Host(simulate="dgx-h100", port_range=(21700, 21701))
     host.probe = lambda _: ("not_yet", "", {})
