@@ -6,7 +6,7 @@ thousand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from xce_nodeagent.model import share
 from xce_nodeagent.model.binding import (
@@ -29,9 +29,13 @@ _WAS_RELEASED = ("releasing", "quarantined")
 
 
 class Book:
-    """The live bindings, the attempts that are over, the instances that are drained."""
+    """The live bindings, the attempts that are over, the instances that are drained.
+
+    `on_change` is called when an event was taken in, often on a job's path.
+    """
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
         self.live: dict[Key, Binding] = {}
         self.over: dict[Key, float] = {}
         self.drained: dict[str, str] = {}
@@ -72,6 +76,7 @@ class Book:
                 self.over.pop((event.job, event.attempt), None)
         if after is not None:
             self._store(after, moment)
+        self.on_change()
         return after
 
     def _store(self, after: Binding, moment: float) -> None:

@@ -121,12 +121,13 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         dial = supply.inherited(supervisor[0])
     # From here to the filter, everything that the agent will ever need is imported and read.
     from xce_nodeagent import discovery  # noqa: PLC0415  # see above
-    from xce_nodeagent.daemon import loop, server  # noqa: PLC0415  # see above
+    from xce_nodeagent.daemon import loop, server, sinks  # noqa: PLC0415  # see above
     from xce_nodeagent.host import Host  # noqa: PLC0415  # see above
     from xce_nodeagent.providers import all_providers  # noqa: PLC0415  # see above
 
     # asyncio imports its threads late.
     importlib.import_module("concurrent.futures.thread")
+    sinks.prepare(config)
     host = Host(
         simulate=config.simulate.profile,
         device_directory=config.simulate.device_directory,

@@ -239,20 +239,6 @@ def repairs(round_: Iterable[Found]) -> list[Check]:
     return [*checks, Check(name="repair", state="ok", text=text)]
 
 
-def report(failed: str) -> list[Check]:
-    """Say whether the inventory can be reported."""
-    if not failed:
-        return []
-    return [
-        Check(
-            name="report",
-            state="warning",
-            text=f"the inventory cannot be written to {failed}",
-            remedy="let the agent's user write in that folder",
-        )
-    ]
-
-
 async def strangers(
     live: Iterable[Binding],
     managed: Iterable[Device],

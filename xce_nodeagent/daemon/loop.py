@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from xce_nodeagent import __version__
@@ -21,7 +20,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
-from xce_nodeagent.daemon import reporting
+from xce_nodeagent.daemon import reporting, sinks
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.cards import NEWS, Cards
@@ -84,8 +83,8 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
-        self._reporter = Reporter(Path(config.upstream_file.path))
         state = where.state
+        self._reporter = Reporter(sinks.configured(config, __version__), state, __version__)
         self.ledger = Ledger(state / "ledger.db", host.boot_id(), time.time, uptime=host.uptime)
         self._supply = Supply(dial)
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
@@ -216,9 +215,7 @@ class Daemon:
             prepare_uids=self._prepare_uids,
             examine=self._examine,
         )
-        if self._config.upstream_file.path:
-            self.survey.subscribe(self._report)
-            self._report(self._inventory())
+        self._reporter.start(self.survey, self.ledger)
         server = Server(self.agent, self._listener, version=__version__, limits=Limits())
         server.start()
         self._watch()
@@ -247,6 +244,7 @@ class Daemon:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._cards.close()
+        await self._reporter.close()
         self._reporting.close()
         for helper in self._helpers:
             helper.close()
@@ -303,9 +301,6 @@ class Daemon:
     def _unfinished(self) -> bool:
         current = self.survey.current
         return current is None or any(p.state == "not_yet" for p in current.problems)
-
-    def _report(self, inventory: Inventory) -> None:
-        self._spawn(self._reporter.write(inventory))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -1,27 +1,76 @@
-"""The sink that is there without configuration of any store: a file, replaced with each change.
+"""The sink that needs no store: a file, replaced with each change.
 
-Nothing on a job's path waits for it, and a sink that fails costs a line in the log: whoever
-reports keeps the newest inventory and tries again.
+It is the inventory's JSON as `xce-nodeagent inventory --json` has it, `held_by` filled in, with two
+fields more: `bindings`, and `report` (which report it is).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 
-from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.instance import Holder
+from xce_nodeagent.model.inventory import with_holders
+from xce_nodeagent.upstream.report import Report, held
+from xce_nodeagent.upstream.sink import Undelivered
 
 
-def write(path: Path, inventory: Inventory) -> None:
-    """Put the inventory's JSON in the place of the file; a reader sees the old or the new, whole.
+class FileSink:
+    """Writes to one file; a reader sees the old or the new, whole."""
 
-    It is not synced: after a crash of the host the inventory is made anew anyway. Raises OSError.
-    """
-    data = msgspec.json.format(msgspec.json.encode(inventory), indent=1) + b"\n"
+    kind: ClassVar[str] = "file"
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self.note = ""
+        self._path = path
+
+    def deliver(self, report: Report) -> int:
+        """Put it in the place of the file. Raise Undelivered.
+
+        It is not synced: after a crash of the host all of it is made anew anyway.
+        """
+        data = content(report)
+        try:
+            _replace(self._path, data)
+        except OSError as error:
+            raise Undelivered(
+                f"{self._path}: {error.strerror}",
+                remedy="let the agent's user write in that folder",
+            ) from None
+        return len(data)
+
+    def tend(self) -> float:
+        """Nothing is due by the clock."""
+        return math.inf
+
+    def close(self) -> None:
+        """Leave the file; it says how it was."""
+
+
+def content(report: Report) -> bytes:
+    """Give the JSON of a report as the file has it."""
+    holders: dict[str, list[Holder]] = {}
+    for binding in report.bindings:
+        for instance in binding.instances:
+            holders.setdefault(instance, []).append(Holder(*binding.key))
+    head = report.head
+    told: dict[str, Any] = {
+        name: getattr(head, name)
+        for name in ("version", "agent", "number", "started", "time", "report", "program")
+    }
+    shown = msgspec.structs.asdict(with_holders(report.inventory, holders))
+    shown |= {"bindings": [held(binding) for binding in report.bindings], "report": told}
+    return msgspec.json.format(msgspec.json.encode(shown), indent=1) + b"\n"
+
+
+def _replace(path: Path, data: bytes) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

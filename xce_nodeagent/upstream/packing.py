@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,11 +26,24 @@ class Unreadable(ValueError):
     """A value that is not what it should be; the message says what is wrong with it."""
 
 
-def pack(value: Any) -> bytes:
-    """Give the bytes of a value: the same for equal values, on every host."""
+class Packed(NamedTuple):
+    """A value's bytes, and the SHA-256 of its JSON."""
+
+    data: bytes
+    digest: str
+
+
+def packed(value: Any) -> Packed:
+    """Give the bytes of a value and their digest: the same for equal values, on every host."""
     plain = msgspec.json.encode(value, order="sorted")
     # Level 6 of zlib gives other bytes in another version of zlib; a hash is of the plain JSON.
-    return zlib.compress(plain, 6) if len(plain) > _WORTH else plain
+    data = zlib.compress(plain, 6) if len(plain) > _WORTH else plain
+    return Packed(data, hashlib.sha256(plain).hexdigest())
+
+
+def pack(value: Any) -> bytes:
+    """Give the bytes of a value; see `packed`."""
+    return packed(value).data
 
 
 def plain(data: bytes) -> bytes:

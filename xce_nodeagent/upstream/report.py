@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
 from xce_nodeagent.model.binding import Binding
 from xce_nodeagent.model.inventory import Inventory, Problem
 from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.packing import Packed
 from xce_nodeagent.upstream.shape import Shape, State, Static, join, split
 
 VERSION = 1
@@ -41,9 +42,10 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which report this is.
 
     `agent` is the agent's own id, which outlives its restarts. `number` rises by one with each
-    report of an agent. `generation` and `digest` are the inventory's, `report` is the digest of
-    all other entries. `least` is the oldest reader's version that understands it. `time` is the
-    node's clock in seconds since the epoch, for people: clocks disagree.
+    report since the agent was `started`. `generation` and `digest` are the inventory's, `report` is
+    the digest of all other entries. `least` is the oldest reader's version that understands it.
+    `started` and `time` are of the node's clock, in seconds since the epoch, for people: clocks
+    disagree.
     """
 
     version: int = VERSION
@@ -57,6 +59,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     counters: dict[str, Any] = {}
     report: str = ""
     number: int = 0
+    started: float = 0.0
     time: float = 0.0
     program: str = ""
 
@@ -87,12 +90,17 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """All entries of a node, `head` among them, and the shape that it refers to."""
+    """All entries of a node, `head` among them, and the shape that it refers to by its hash.
+
+    `inventory` and `bindings` are what it was made of.
+    """
 
     head: Head
     entries: Entries
     shape: str
     shape_data: bytes
+    inventory: Inventory
+    bindings: tuple[Binding, ...]
 
 
 class Delta(Struct, frozen=True, kw_only=True):
@@ -104,6 +112,57 @@ class Delta(Struct, frozen=True, kw_only=True):
     deletes: tuple[str, ...]
 
 
+class Series:
+    """The reports of an agent, one after the other.
+
+    Of what is the same object as it was in the report before nothing is made again: a binding that
+    changes among a thousand costs what one costs. For one thread at a time.
+    """
+
+    def __init__(self, *, agent: str, program: str = "", started: float = 0.0) -> None:
+        self._agent = agent
+        self._program = program
+        self._started = started
+        self._host: _Host | None = None
+        self._held: dict[int, _Bound] = {}
+
+    def next(self, inventory: Inventory, bindings: Iterable[Binding]) -> Report:
+        """Make a report; its number and its time are not filled in (`numbered`)."""
+        if self._host is None or self._host.inventory is not inventory:
+            self._host = _host(inventory)
+        host, before = self._host, self._held
+        bindings = tuple(bindings)
+        # Who was made where another was has its id, so the object is kept with it.
+        held = {
+            id(one): known
+            if (known := before.get(id(one))) and known.binding is one
+            else _bound(one)
+            for one in bindings
+        }
+        self._held = held
+        entries = {**host.entries, **{one.name: one.entry for one in held.values()}}
+        head = Head(
+            node=inventory.node,
+            agent=self._agent,
+            boot_id=inventory.boot_id,
+            generation=inventory.generation,
+            digest=inventory.digest,
+            schema=inventory.schema,
+            counters=inventory.counters,
+            report=_digest({name: one.digest for name, one in entries.items()}),
+            started=self._started,
+            program=self._program,
+        )
+        return Report(
+            head=head,
+            entries={HEAD: packing.pack(head), **{n: one.data for n, one in entries.items()}},
+            shape=host.shape.digest,
+            shape_data=host.shape.data,
+            inventory=inventory,
+            bindings=bindings,
+        )
+
+
 def report(
     inventory: Inventory, bindings: Iterable[Binding], *, agent: str, program: str = ""
 ) -> Report:
@@ -111,33 +170,39 @@ def report(
 
     The same inventory and bindings give the same entries, byte for byte before deflating.
     """
+    return Series(agent=agent, program=program).next(inventory, bindings)
+
+
+class _Host(NamedTuple):
+    """The entries of an inventory."""
+
+    inventory: Inventory
+    shape: Packed
+    entries: dict[str, Packed]
+
+
+class _Bound(NamedTuple):
+    """The entry of a binding."""
+
+    binding: Binding
+    name: str
+    entry: Packed
+
+
+def _host(inventory: Inventory) -> _Host:
     parts = split(inventory)
-    shape_data = packing.pack(parts.shape)
-    shape = packing.digest(shape_data)
-    entries = {STATIC: packing.pack(structs.replace(parts.static, shape=shape))}
+    shape = packing.packed(parts.shape)
+    entries = {STATIC: packing.packed(structs.replace(parts.static, shape=shape.digest))}
     if inventory.problems:
-        entries[PROBLEMS] = packing.pack(Problems(inventory.problems))
+        entries[PROBLEMS] = packing.packed(Problems(inventory.problems))
     for name, state in parts.states.items():
-        entries[f"{STATE}{name}"] = packing.pack(state)
-    for binding in bindings:
-        entries[f"{BINDING}{binding.job}/{binding.attempt}"] = packing.pack(held(binding))
-    head = Head(
-        node=inventory.node,
-        agent=agent,
-        boot_id=inventory.boot_id,
-        generation=inventory.generation,
-        digest=inventory.digest,
-        schema=inventory.schema,
-        counters=inventory.counters,
-        report=digest(entries),
-        program=program,
-    )
-    return Report(
-        head=head,
-        entries={HEAD: packing.pack(head), **entries},
-        shape=shape,
-        shape_data=shape_data,
-    )
+        entries[f"{STATE}{name}"] = packing.packed(state)
+    return _Host(inventory, shape, entries)
+
+
+def _bound(binding: Binding) -> _Bound:
+    name = f"{BINDING}{binding.job}/{binding.attempt}"
+    return _Bound(binding, name, packing.packed(held(binding)))
 
 
 def numbered(one: Report, number: int, time: float) -> Report:
@@ -165,9 +230,12 @@ def held(binding: Binding) -> Held:
 
 def digest(entries: Entries) -> str:
     """Give the digest of all entries but the head."""
-    told = sorted(entries.items())
-    sums = (f"{name}\0{packing.digest(data)}\n" for name, data in told if name != HEAD)
-    return hashlib.sha256("".join(sums).encode()).hexdigest()
+    return _digest({name: packing.digest(data) for name, data in entries.items() if name != HEAD})
+
+
+def _digest(sums: Mapping[str, str]) -> str:
+    lines = (f"{name}\0{one}\n" for name, one in sorted(sums.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def difference(before: Report | None, after: Report) -> Delta:

@@ -16,14 +16,18 @@ class Undelivered(Exception):
 
     `reason` names the place and what it said, `remedy` what somebody should do, where only
     somebody can. With `hopeless`, trying again soon is of no use (a wrong password, a name that
-    another agent has): it is tried again all the same, but seldom.
+    another agent has): it is tried again all the same, but seldom. `after` is the place's own wish:
+    seconds before which it is not to be asked again.
     """
 
-    def __init__(self, reason: str, *, remedy: str = "", hopeless: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, remedy: str = "", hopeless: bool = False, after: float = 0.0
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
         self.hopeless = hopeless
+        self.after = after
 
 
 class Sink(Protocol):
@@ -35,18 +39,23 @@ class Sink(Protocol):
     where: str
     """The place, for people: a path, a URL. No secret is in it."""
 
+    note: str
+    """What people should know although reports get there; empty for nothing."""
+
     def deliver(self, report: Report) -> int:
         """Bring the place to this report; give the bytes that it took. Raise Undelivered.
 
         The sink remembers what is there, and sends no more than what changed, as far as the place
-        is able to take that.
+        is able to take that. After something failed it gets the newest report again, also where
+        that is the one that it had.
         """
         ...
 
     def tend(self) -> float:
         """Do what is due by the clock (keep a lease alive); give the seconds until the next time.
 
-        `inf` where nothing is. Raise Undelivered.
+        `inf` where nothing is. It is asked after each delivery, too, and before it is due. Raise
+        Undelivered.
         """
         ...
 
