@@ -129,26 +129,25 @@ class Delivery:
     def step(self) -> float:
         """Do what is due; give the seconds until something will be, if nothing comes before."""
         now = self._clock()
-        if now < self._retry:
-            return self._retry - now
         used = time.thread_time()
         try:
-            if self._is_behind() and now >= self._earliest:
+            if self._is_behind() and now >= max(self._earliest, self._retry):
                 self._deliver()
                 self._tend = -math.inf
                 apart = min(SHARE * (time.thread_time() - used), APART_MOST)
                 self._earliest = now + apart
             if self._tend <= now:
                 self._tend = self._clock() + self._sink.tend()
-                self._well()
+                if now >= self._retry:  # before that, a lease was kept whose report still waits
+                    self._well()
         except Undelivered as failure:
             self._failed(failure)
         except Exception as error:
             log.exception("the report to %s", self._sink.where)
             told = _UNKNOWN.format(f"{type(error).__name__}: {error}")
             self._failed(Undelivered(told, hopeless=True))
-        due = min(self._tend, self._earliest if self._is_behind() else math.inf)
-        return max(0.0, max(due, self._retry) - self._clock())
+        next_try = max(self._earliest, self._retry) if self._is_behind() else math.inf
+        return max(0.0, min(self._tend, next_try) - self._clock())
 
     def _is_behind(self) -> bool:
         return self._count != self._newest.told
@@ -183,7 +182,7 @@ class Delivery:
         )
         # What is there is not known any more: the newest goes there again, whatever was delivered.
         self._delivered, self._count = None, 0
-        self._tend, self._earliest = math.inf, -math.inf
+        self._tend, self._earliest = self._clock() + failure.meanwhile, -math.inf
         if self._behind is None:
             self._behind = self._clock()
         self._status = structs.replace(

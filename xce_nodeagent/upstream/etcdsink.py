@@ -1,12 +1,8 @@
 """The sink that writes a node's report to etcd, and keeps the node's name alive there.
 
-The node's name is claimed first (`claim.py`): `live/NODE` has this agent's lease, and every txn
-compares that it is still the one that was written. What the store has is read once after each
-claim; from then on it is known, and only what differs is written. A quiet node asks for one
-keep-alive in a third of its lease, and looks in every second lease whether somebody else wrote
-there, or wants its name.
-
-The clock is the agent's own, for when to ask; how long a lease lasts is the store's matter alone.
+What the store has is read once after each claim of the name; from then on it is known, and only
+what differs is written. A quiet node asks for one keep-alive in a third of its lease, and looks in
+every second lease whether somebody else wrote there, or wants its name.
 """
 
 from __future__ import annotations
@@ -15,28 +11,16 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
-from msgspec import Struct
-
-from xce_nodeagent.upstream import claim, etcdremedy, packing, transfer
+from xce_nodeagent.upstream import etcdremedy, packing, transfer
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcderror import EtcdError, LeaseGone, OtherCluster, Unreachable
-from xce_nodeagent.upstream.etcdwire import (
-    Compare,
-    Kv,
-    absent,
-    delete,
-    every,
-    get,
-    newest,
-    put,
-    unchanged,
-)
-from xce_nodeagent.upstream.keys import Keys, RivalKey
+from xce_nodeagent.upstream.etcdname import TRIES, Name
+from xce_nodeagent.upstream.etcdwire import absent, every, get, newest, put, unchanged
+from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.report import HEAD, Report
 from xce_nodeagent.upstream.sink import Undelivered
 
@@ -47,25 +31,15 @@ log = logging.getLogger(__name__)
 LOOK_LEASES = 2
 """Every so many leases it is looked who else is there."""
 
-_TRIES = 3
-"""How often a name is claimed in one delivery, where it changes hands meanwhile."""
-
-_MOST_STRANGE = 10_000
+MOST_STRANGE = 10_000
 """Keys of others below the node's own that are ended in one go."""
-
-
-class _Hold(Struct):
-    """A name that this agent has: its lease, and the revision of what it wrote in `live/`."""
-
-    lease: int
-    seconds: int
-    revision: int
 
 
 class EtcdSink:
     """Writes to etcd. `renew` gives the endpoints as the configuration file has them now.
 
-    `wall` is the time of day, which people read; `clock` is monotonic.
+    `note` tells of another agent that wants the name, and `remark`. `wall` is the time of day, which people
+    read; `clock` is monotonic. `most_strange` bounds what is kept of keys that are nobody's.
     """
 
     kind: ClassVar[str] = "etcd"
@@ -77,24 +51,29 @@ class EtcdSink:
         *,
         lease_seconds: int = 30,
         user: str = "",
+        remark: str = "",
         renew: Callable[[], Sequence[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        most_strange: int = MOST_STRANGE,
     ) -> None:
-        self.note = ""
+        self.note = remark
+        self._remark = remark
+        self._rivals = ""
         self._client = client
         self._keys = keys
         self._lease_seconds = lease_seconds
         self._user = user
         self._renew = renew
         self._clock = clock
-        self._wall = wall
+        self._most_strange = most_strange
+        self._name = Name(
+            client, keys, lambda: self.where, lease_seconds=lease_seconds, clock=clock, wall=wall
+        )
         self._report: Report | None = None
-        self._hold: _Hold | None = None
-        self._waiting: int | None = None  # the lease of our key among the rivals
-        self._alive_at = self._look_at = math.inf
-        self._there: dict[bytes, bytes] | None = None
-        self._written = 0  # the revision of the last write of the head
+        self._look_at = math.inf
+        self._there: dict[bytes, bytes] | None = None  # None: not known
+        self._written = 0  # the revision of the last write below the node's own prefix
         self._shape = ""
 
     @property
@@ -117,48 +96,37 @@ class EtcdSink:
         if report is None:
             return math.inf
         self._asking(lambda: self._tended(report))
-        return max(0.0, min(self._alive_at, self._look_at) - self._clock())
+        return max(0.0, min(self._name.due, self._look_at) - self._clock())
 
     # ---- what is due ------------------------------------------------------------------------
 
     def _tended(self, report: Report) -> None:
-        if self._alive_at <= self._clock():
-            try:
-                self._keep_alive()
-            except LeaseGone:
-                self._lost()
-                self._bring(report)
-        if self._look_at <= self._clock():
-            self._look_at = self._clock() + LOOK_LEASES * self._lease_seconds
-            if self._waiting is not None:
-                self._bring(report)
-            else:
-                self._look(report)
-
-    def _keep_alive(self) -> None:
-        lease = self._hold.lease if self._hold else self._waiting
-        if lease is None:
-            self._alive_at = math.inf
+        try:
+            self._name.keep_alive()
+        except LeaseGone:
+            self._lost()
+            self._bring(report)
+        if self._look_at > self._clock():
             return
-        asked = self._clock()
-        self._alive_at = asked + self._client.keep_alive(lease) / 3
+        self._look_at = self._clock() + LOOK_LEASES * self._lease_seconds
+        if not self._name.waiting:
+            self._look(report)
+        elif self._name.is_free(_live(report)):
+            raise Undelivered(f"{self.where}: the name {report.head.node} is free by now")
 
     def _look(self, report: Report) -> None:
         """See that the name and the entries are still as they were left, and who wants the name."""
         node = report.head.node
-        told = self._client.txn(
-            [],
-            [
-                get(self._keys.live(node)),
-                newest(self._keys.node(node)),
-                every(self._keys.rivals(node)),
-            ],
-        )
-        live, last, rivals = (response.response_range for response in told.responses)
-        self._tell_rivals(report, rivals.kvs)
-        held = self._hold and [one.mod_revision for one in live.kvs] == [self._hold.revision]
+        asked = [get(self._keys.live(node)), newest(self._keys.node(node))]
+        found = self._client.txn([], [*asked, every(self._keys.rivals(node))])
+        live, last, rivals = (response.response_range for response in found.responses)
+        told = self._name.rivals(_live(report), rivals.kvs)
+        if told and told != self._rivals:
+            log.warning("%s", told)
+        self._rivals = told
+        self.note = "; ".join(filter(None, (told, self._remark)))
         count = len(self._there or ())
-        if not held:
+        if not self._name.holds(live.kvs):
             self._lost()
         elif [one.mod_revision for one in last.kvs] != [self._written] or last.count != count:
             log.warning("%s: somebody else wrote to this node's keys; they are written anew", node)
@@ -167,29 +135,16 @@ class EtcdSink:
             return
         self._bring(report)
 
-    def _tell_rivals(self, report: Report, found: Sequence[Kv]) -> None:
-        mine = _live(report, 0.0)
-        told = []
-        for one in found:
-            key, live = self._keys.parse(one.key), claim.read(one.value)
-            if live is not None and live.same(mine):
-                continue
-            agent = key.agent if isinstance(key, RivalKey) else "of no name"
-            told.append(f"agent {agent} (boot {live.boot_id})" if live else f"agent {agent}")
-        note = f"{', '.join(told[:3])} claims the name {report.head.node}, too" if told else ""
-        if note and note != self.note:
-            log.warning("%s", note)
-        self.note = note
-
-    # ---- the name ---------------------------------------------------------------------------
+    # ---- the entries ------------------------------------------------------------------------
 
     def _bring(self, report: Report) -> int:
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             try:
-                if self._hold is None:
-                    self._claim(report)
-                elif self._alive_at <= self._clock():
-                    self._keep_alive()
+                self._name.keep_alive()
+                if not self._name.revision:
+                    self._there = None
+                    self._look_at = self._clock() + LOOK_LEASES * self._lease_seconds
+                    self._name.claim(_live(report))
                 written = self._write(report)
             except LeaseGone:
                 written = None
@@ -199,95 +154,13 @@ class EtcdSink:
         raise Undelivered(f"{self.where}: the name {report.head.node} changed hands meanwhile")
 
     def _lost(self) -> None:
-        """Nothing is known any more: neither whose the name is, nor what is there."""
-        self._hold = self._there = self._waiting = None
+        """Know nothing any more, neither of the name nor of what is there."""
+        self._name.lose()
+        self._there = None
         self._shape = ""
-
-    def _claim(self, report: Report) -> None:
-        """Make the name this agent's. Raise Undelivered where another one has it."""
-        node = report.head.node
-        key, mine = self._keys.live(node), _live(report, self._wall())
-        for _ in range(_TRIES):
-            there = self._client.get(key)
-            live = claim.read(there.value) if there else None
-            if there and live is None:
-                log.warning("%s: what is there is no agent's claim; it is written anew", key)
-            elif there and live and not live.same(mine):
-                self._compete(report, there, live)
-            if there and live and live.program == mine.program and self._adopted(there):
-                return
-            lease, seconds = self._granted(there.lease if there and live else 0)
-            unless: Compare = unchanged(key, there.mod_revision) if there else absent(key)
-            rival = self._keys.rival(node, mine.agent)
-            told = self._client.txn([unless], [put(key, packing.pack(mine), lease), delete(rival)])
-            if told.succeeded:
-                self._held(lease, seconds, told.header.revision)
-                return
-        raise Undelivered(f"{self.where}: the name {node} changed hands meanwhile")
-
-    def _adopted(self, there: Kv) -> bool:
-        """Go on with the lease of the agent before, where it is ours and as long as it should."""
-        asked = self._clock()
-        try:
-            seconds = self._client.keep_alive(there.lease) if there.lease else 0
-        except LeaseGone:
-            return False
-        if seconds != self._lease_seconds:
-            return False
-        self._held(there.lease, seconds, there.mod_revision)
-        self._alive_at = asked + seconds / 3
-        return True
-
-    def _granted(self, before: int) -> tuple[int, int]:
-        """Give a lease and its seconds: the one before, if it is of use, or a new one."""
-        for lease in filter(None, (before, self._waiting)):
-            try:
-                seconds = self._client.keep_alive(lease)
-            except LeaseGone:
-                continue
-            if seconds == self._lease_seconds:
-                return lease, seconds
-        granted = self._client.grant(self._lease_seconds)
-        return granted.ID, granted.TTL
-
-    def _held(self, lease: int, seconds: int, revision: int) -> None:
-        self._hold = _Hold(lease=lease, seconds=seconds, revision=revision)
-        self._there = self._waiting = None
-        self._alive_at = self._clock() + seconds / 3
-        self._look_at = self._clock() + LOOK_LEASES * seconds
-
-    def _compete(self, report: Report, there: Kv, live: Live) -> None:
-        """Tell the store, and people, that another agent has this one's name. Raises always."""
-        node, mine = report.head.node, _live(report, self._wall())
-        if self._waiting is None:
-            lease, seconds = self._granted(0)
-            key = self._keys.rival(node, mine.agent)
-            self._client.txn([], [put(key, packing.pack(mine), lease)])
-            self._waiting = lease
-            self._alive_at = self._clock() + seconds / 3
-        self._look_at = self._clock() + self._lease_seconds
-        reason = f"{self.where}: the name {node} is that of agent {live.agent} (boot {live.boot_id}"
-        reason += f", {live.program})" if live.program else ")"
-        if live.agent == mine.agent:
-            # Most often this host before it was booted anew, and then a matter of one lease.
-            raise Undelivered(
-                f"{reason}, this agent's own id in another boot, until its lease ends",
-                remedy="if it does not end, another host has a copy of this one's state folder:"
-                " remove its agent-id there and restart it",
-            )
-        raise Undelivered(
-            reason,
-            remedy="give one of the two hosts another name ([agent] node), or stop the other agent",
-            hopeless=True,
-        )
-
-    # ---- the entries ------------------------------------------------------------------------
 
     def _write(self, report: Report) -> int | None:
         """Write what differs; None where the name is not this agent's any more."""
-        hold = self._hold
-        if hold is None:
-            return None
         if self._there is None:
             self._read_back(report)
         written = self._put_shape(report)
@@ -295,15 +168,14 @@ class EtcdSink:
         wanted = transfer.wanted(self._keys, report)
         head = self._keys.entry(node, HEAD)
         there, self._there = self._there or {}, None  # until all is written, nobody knows
-        ours = [unchanged(self._keys.live(node), hold.revision)]
         for batch in transfer.batches(there, wanted, head):
-            told = self._client.txn(ours, batch)
+            told = self._client.txn(self._name.ours(node), batch)
             if not told.succeeded:
                 return None
             self._written = told.header.revision
             written += transfer.size(batch)
             there = wanted
-        if len(there) <= _MOST_STRANGE:
+        if len(there) <= self._most_strange:
             self._there = there
         return written
 
@@ -317,7 +189,7 @@ class EtcdSink:
         heads, last, shape = (response.response_range for response in told.responses)
         # One that was written more than once is not as the first one wrote it.
         self._shape = report.shape if [one.version for one in shape.kvs] == [1] else ""
-        self._there = {}
+        self._there, self._written = {}, 0
         if not last.kvs:
             return
         if heads.kvs and transfer.stands_for(heads.kvs[0].value, report):
@@ -328,9 +200,10 @@ class EtcdSink:
                 return
         wanted = transfer.wanted(self._keys, report)
         _, found = self._client.range(prefix)
-        for one in itertools.islice(found, _MOST_STRANGE + len(wanted)):
+        for one in itertools.islice(found, self._most_strange + len(wanted)):
             # Of what goes, the name is enough.
             self._there[one.key] = one.value if one.key in wanted else b""
+            self._written = max(self._written, one.mod_revision)
 
     def _put_shape(self, report: Report) -> int:
         """Have the shape there: put by whom it is of first, and never changed."""
@@ -351,21 +224,21 @@ class EtcdSink:
     # ---- failures ---------------------------------------------------------------------------
 
     def _asking(self, act: Callable[[], T]) -> T:
-        with self._telling():
+        try:
             try:
                 return act()
             except (Unreachable, OtherCluster):
                 if not self._moved():
                     raise
             return act()
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
         except EtcdError as error:
             prefix = self._keys.prefix.decode()
-            raise etcdremedy.undelivered(error, prefix=prefix, user=self._user) from error
+            failure = etcdremedy.undelivered(error, prefix=prefix, user=self._user)
+            failure.meanwhile = self._name.meanwhile()
+            raise failure from None
+        except Undelivered as failure:
+            failure.meanwhile = self._name.meanwhile()
+            raise
 
     def _moved(self) -> bool:
         """Take the endpoints of the configuration file where they are others by now."""
@@ -377,11 +250,9 @@ class EtcdSink:
         return True
 
 
-def _live(report: Report, since: float) -> Live:
+def _live(report: Report) -> Live:
     head = report.head
-    return Live(
-        agent=head.agent, boot_id=head.boot_id, node=head.node, since=since, program=head.program
-    )
+    return Live(agent=head.agent, boot_id=head.boot_id, node=head.node, program=head.program)
 
 
 def _is_shape(value: bytes, sha256: str) -> bool:

@@ -6,6 +6,7 @@ a job's path for any.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Protocol
 
 from xce_nodeagent.upstream.report import Report
@@ -17,7 +18,8 @@ class Undelivered(Exception):
     `reason` names the place and what it said, `remedy` what somebody should do, where only
     somebody can. With `hopeless`, trying again soon is of no use (a wrong password, a name that
     another agent has): it is tried again all the same, but seldom. `after` is the place's own wish:
-    seconds before which it is not to be asked again.
+    seconds before which it is not to be asked again. `meanwhile` is in how many seconds `tend` is
+    to be asked although this failed: a lease lives on while its report waits.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Undelivered(Exception):
         self.remedy = remedy
         self.hopeless = hopeless
         self.after = after
+        self.meanwhile = math.inf
 
 
 class Sink(Protocol):

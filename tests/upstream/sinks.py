@@ -1,0 +1,96 @@
+"""Sinks to a real etcd with a clock of the test's, reports for them, and what is in the store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import fleets
+from etcds import Etcd
+from msgspec import structs
+
+from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.claim import Live
+from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.etcdsink import EtcdSink
+from xce_nodeagent.upstream.keys import EntryKey, Keys
+from xce_nodeagent.upstream.report import Report, numbered, report
+
+LEASE = 20
+"""Seconds of the leases here; real ones, for etcd's clock is no test's."""
+
+
+class Clock:
+    """The agent's clock, which goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(
+    node: str, number: int = 1, *, jobs: int = 0, agent: str = "agent-1", boot: str = "boot-1"
+) -> Report:
+    """Give a report of a node with eight cards and some jobs; they need not be able to run."""
+    found = structs.replace(fleets.inventory(0), node=node, boot_id=boot)
+    cards = [one for one in found.instances if one.type == "gpu"]
+    bound = [fleets.binding(str(job), cards[job % 8 : job % 8 + 1], found) for job in range(jobs)]
+    return numbered(report(found, bound, agent=agent, program="1.0"), number, 1e9 + number)
+
+
+class Place:
+    """A prefix of a test's own in a store, and sinks that write there."""
+
+    def __init__(self, members: Sequence[Etcd] | Etcd, prefix: str) -> None:
+        self.urls = [one.url for one in ([members] if isinstance(members, Etcd) else members)]
+        self.keys = Keys(prefix)
+        self.clock = Clock()
+        self.reader = Client(self.urls, Random(2))  # noqa: S311  # no secret
+        self._open: list[Any] = [self.reader]
+
+    def sink(self, *, lease: int = LEASE, urls: Sequence[str] = (), **options: Any) -> EtcdSink:
+        client = Client(
+            urls or self.urls,
+            Random(1),  # noqa: S311  # no secret
+            clock=self.clock,
+            **{key: options.pop(key) for key in CLIENTS & options.keys()},
+        )
+        one = EtcdSink(client, self.keys, lease_seconds=lease, clock=self.clock, **options)
+        self._open.append(one)
+        return one
+
+    def entries(self, node: str) -> dict[str, bytes]:
+        """Give a node's entries as the store has them."""
+        found = {}
+        for one in self.reader.range(self.keys.node(node))[1]:
+            key = self.keys.parse(one.key)
+            assert isinstance(key, EntryKey), one.key
+            found[key.entry] = one.value
+        return found
+
+    def live(self, node: str) -> Live | None:
+        found = self.reader.get(self.keys.live(node))
+        return packing.unpack(found.value, Live) if found else None
+
+    def revision(self) -> int:
+        return self.reader.status().header.revision
+
+    def close(self) -> None:
+        for one in self._open:
+            one.close()
+
+
+CLIENTS = {"tls", "credentials", "pinned", "seconds", "connect_seconds"}
+
+
+@contextlib.contextmanager
+def place(members: Sequence[Etcd] | Etcd, prefix: str) -> Iterator[Place]:
+    one = Place(members, prefix)
+    try:
+        yield one
+    finally:
+        one.close()

@@ -1,0 +1,58 @@
+"""The store of `[upstream.etcd]`: the client that asks it, and the sink that writes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+from xce_nodeagent.model.upstream import UpstreamEtcdConfig, is_local
+from xce_nodeagent.upstream import secret
+from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.etcdsink import EtcdSink
+from xce_nodeagent.upstream.keys import Keys
+from xce_nodeagent.upstream.tls import Files, Tls
+
+PLAIN = "in plain HTTP: whoever is on the way can read and change it"
+
+
+def client(config: UpstreamEtcdConfig, random: Random) -> Client:
+    """Make a client. The password is read when it is wanted, and may raise Undelivered then."""
+    return Client(
+        config.endpoints,
+        random,
+        tls=Tls(Files(config.ca, config.cert, config.key)),
+        credentials=(lambda: (config.user, secret.read(Path(config.password_file))))
+        if config.user
+        else None,
+        pinned=cluster(config.cluster_id),
+    )
+
+
+def sink(
+    config: UpstreamEtcdConfig,
+    random: Random,
+    *,
+    renew: Callable[[], Sequence[str]] | None = None,
+) -> EtcdSink:
+    """Make a sink; `renew` gives the endpoints as the configuration file has them then."""
+    plain = any(
+        parts.scheme == "http" and not is_local(parts.hostname or "")
+        for parts in map(urlsplit, config.endpoints)
+    )
+    return EtcdSink(
+        client(config, random),
+        Keys(config.prefix),
+        lease_seconds=config.lease_seconds,
+        user=config.user,
+        remark=PLAIN if plain else "",
+        renew=renew,
+    )
+
+
+def cluster(told: str) -> frozenset[int]:
+    """Give the ids that a cluster's id may mean: of digits alone it may be either notation."""
+    if not told:
+        return frozenset()
+    return frozenset({int(told, 16), *([int(told)] if told.isdecimal() else [])})
