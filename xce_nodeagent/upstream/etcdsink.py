@@ -38,8 +38,9 @@ MOST_STRANGE = 10_000
 class EtcdSink:
     """Writes to etcd. `renew` gives the endpoints as the configuration file has them now.
 
-    `note` tells of another agent that wants the name, and `remark`. `wall` is the time of day, which
-    people read; `clock` is monotonic. `most_strange` bounds what is kept of keys that are nobody's.
+    `note` tells of another agent that wants the name, and `remark`. `wall` is the time of day,
+    which people read; `clock` is monotonic. `most_strange` bounds what is kept of keys that are
+    nobody's.
     """
 
     kind: ClassVar[str] = "etcd"
