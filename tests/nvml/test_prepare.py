@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,18 @@ def agent(cgroup2_mount: Path) -> Iterator[Any]:
         running.start()
         running.first = first
         yield running
+
+
+def instance(agent: Any, wanted: str) -> dict[str, Any]:
+    found = agent.call("GetInventory")["instances"]
+    return next(one for one in found if one["id"] == wanted)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_two_jobs_share_a_card_and_a_third_cannot_have_the_whole(agent: Any) -> None:
@@ -65,6 +78,8 @@ def test_a_node_that_is_another_s_or_gone_fails_the_prepare_and_no_other(agent: 
         ):
             if kind:
                 os.mknod(path, kind, os.makedev(major, minor))
+            # It is shown, too, though nobody asked for the card.
+            until(lambda s=say: s in instance(agent, wrong["id"])["reason"])
             with pytest.raises(Refused, match=say) as caught:
                 agent.call("Prepare", job="7", instances=[wrong["id"]])
             assert (caught.value.code, caught.value.error_class) == ("unhealthy", "node")
@@ -77,5 +92,6 @@ def test_a_node_that_is_another_s_or_gone_fails_the_prepare_and_no_other(agent: 
         path.unlink(missing_ok=True)
         os.mknod(path, mode, os.makedev(node["major"], node["minor"]))
         path.chmod(stat.S_IMODE(mode))
+    until(lambda: instance(agent, wrong["id"])["healthy"])
     agent.call("Prepare", job="7", instances=[wrong["id"]])
     agent.call("Release", job="7")

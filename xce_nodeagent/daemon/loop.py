@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any
 
 from xce_nodeagent import __version__
@@ -27,7 +27,7 @@ from xce_nodeagent.daemon.cards import NEWS, Cards
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
 from xce_nodeagent.daemon.fencing import Fencing
-from xce_nodeagent.daemon.nodes import Nodes
+from xce_nodeagent.daemon.nodes import Nodes, node_watch
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.reporting import Reporting
@@ -110,10 +110,11 @@ class Daemon:
             node=config.agent.node,
             fence=fencing.manage,
             foreign=fencing.foreign,
-            judge=self._cards.judge,
+            judge=self._judge,
             kept=state / "inventory.json",
         )
         self._cards.publish = self.survey.publish
+        self._nodes = Nodes(host, lambda event: self.changed(event, after=0))
         self._mounted = host_cgroup.mounts(host.read("/proc/self/mountinfo") or "")
         self._prepare_uids = frozenset({0, own_uid, *config.access.prepare_uids})
 
@@ -171,7 +172,7 @@ class Daemon:
             clock=time.time,
             uptime=self._host.uptime,
             release=self._config.release,
-            look_at_nodes=Nodes(self._host).look,
+            look_at_nodes=self._nodes.look,
         )
         self._lifecycle = lifecycle
         # From before the look at what is bound: what comes in between is seen then.
@@ -181,6 +182,8 @@ class Daemon:
         await self._compare(lifecycle.site)
         self.survey.subscribe(lambda found: rebuild.withhold(self.ledger, found))
         self.survey.subscribe(self._cards.published)
+        self.survey.subscribe(self._nodes.published)
+        self._nodes.watch(node_watch())
         await asyncio.gather(self._cards.ask(), self._reporting.start())
         await self.survey.refresh()
         self._cards.start()
@@ -245,6 +248,7 @@ class Daemon:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._cards.close()
         await self._reporter.close()
+        self._nodes.close()
         self._reporting.close()
         for helper in self._helpers:
             helper.close()
@@ -258,6 +262,12 @@ class Daemon:
         if self.survey.current is None:
             raise NotReady("discovery has not finished yet: try again in a moment")
         return self.survey.current
+
+    def _judge(self, inventory: Inventory) -> Inventory:
+        judged = self._cards.judge(inventory)
+        # As before a grant: where nothing is fenced, nobody needs the nodes.
+        required = self._config.agent.enforcement == "required"
+        return self._nodes.judge(judged) if required else judged
 
     # ---- the hardware changes ---------------------------------------------------------------
 
@@ -324,12 +334,3 @@ class Daemon:
             reporter=self._reporter,
         )
         return await examine(it, time.time(), repair=repair)
-
-
-def run(make: Callable[[], Daemon]) -> int:
-    """Run a daemon in an event loop of its own."""
-
-    async def main() -> int:
-        return await make().run()
-
-    return asyncio.run(main())

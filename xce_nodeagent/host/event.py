@@ -35,5 +35,8 @@ LIBRARY = "library"
 DECLARED = Event("change", "declared", "")
 """Files of declared instances changed, or nodes that are named in them."""
 
+NODES = Event("change", "nodes", "")
+"""Device nodes came or went on disk, or one was found to be wrong."""
+
 REPORTED = Event("change", "reported", "")
 """The site's reporter printed something else than before."""

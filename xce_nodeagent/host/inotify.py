@@ -14,6 +14,7 @@ _CREATE, _DELETE, _MOVED, _CLOSE_WRITE, _SELF, _ATTRIB = 0x100, 0x200, 0xC0, 0x8
 _OVERFLOW, _IGNORED = 0x4000, 0x8000
 _ONLYDIR = 0x01000000
 _MASK = _CREATE | _DELETE | _MOVED | _CLOSE_WRITE | _SELF | _ONLYDIR
+_ALL = 0xFFFF_FFFF
 _EVENT = struct.Struct("=iIII")
 _BUFFER = 65536
 
@@ -38,12 +39,14 @@ class Inotify:
         """Stop."""
         os.close(self._fd)
 
-    def add(self, folder: Path, *, modes: bool = False) -> None:
-        """Watch a folder; again changes nothing. `modes`: also whose its files are.
+    def add(self, folder: Path, *, modes: bool = False, written: bool = True) -> None:
+        """Watch a folder; again changes nothing.
+
+        `modes`: also whose its files are. Not `written`: only what comes and goes.
 
         Raise OSError where it is not there, or is no folder.
         """
-        mask = _MASK | _ATTRIB if modes else _MASK
+        mask = _MASK & (_ALL if written else ~_CLOSE_WRITE) | (_ATTRIB if modes else 0)
         watch = _libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)
         if watch < 0:
             raise _error(str(folder))

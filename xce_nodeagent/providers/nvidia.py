@@ -58,7 +58,7 @@ class Nvidia:
 
     name: ClassVar[str] = "nvidia"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, GPU_INSTANCE, MPS)
-    subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "nvidia", "module"})
+    subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "nvidia", "module", "nodes"})
 
     def discover(self, host: Host) -> Found:
         """Ask the library, and say what it means that it answers nothing."""
