@@ -133,17 +133,28 @@ def _owners(
     """Give each GPU the rail of the nearest NIC, where the rails of NICs are told by somebody.
 
     GPUs to which the same NICs are nearest share them in order. One of another NUMA node is
-    nobody's own.
+    nobody's own. Where not all rails are told, a GPU has none if its own NIC is on none: if one
+    is nearer, and all that are told are nearer to other GPUs.
     """
     nics = sorted(numbers, key=lambda one: (numbers[one], one))
+    gpus = [one.id for one in instances if one.type == "gpu"] if nics else []
+    others = [
+        one.id
+        for one in instances
+        if one.type == "nic" and one.id not in numbers and not one.reserved
+    ]
+    far = {
+        gpu: {one: rank(layout.between_on_pci(gpu, one)) for one in (*nics, *others)}
+        for gpu in gpus
+    }
+    least_of = {nic: min(far[gpu][nic] for gpu in gpus) for nic in nics if gpus}
     sharing: dict[tuple[str, ...], list[str]] = {}
-    for gpu in instances if nics else ():
-        if gpu.type == "gpu":
-            far = {one: rank(layout.between_on_pci(gpu.id, one)) for one in nics}
-            least = min(far.values())
-            if least < rank("SYS"):
-                nearest = tuple(one for one in nics if far[one] == least)
-                sharing.setdefault(nearest, []).append(gpu.id)
+    for gpu in gpus:
+        least = min(far[gpu][nic] for nic in nics)
+        nearest = tuple(nic for nic in nics if far[gpu][nic] == least)
+        has_other = any(far[gpu][one] < least for one in others)
+        if least < rank("SYS") and not (has_other and all(least_of[n] < least for n in nearest)):
+            sharing.setdefault(nearest, []).append(gpu)
     return {
         gpu: numbers[nearest[at * len(nearest) // len(gpus)]]
         for nearest, gpus in sharing.items()
