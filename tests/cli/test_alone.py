@@ -58,3 +58,19 @@ def test_help_fits_eighty_columns(tmp_path: Path, name: str) -> None:
     shown = run(tmp_path, *filter(None, [name]), "--help").stdout
     assert shown
     assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("command", [["inventory"], ["export", "prometheus"], ["run"]])
+def test_a_profile_that_there_is_not_is_a_wrong_call_and_names_those_there_are(
+    tmp_path: Path, command: list[str]
+) -> None:
+    done = run(tmp_path, *command, "--simulate", "foo")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "'--simulate': 'foo': there is no such profile; there are" in done.stderr
+    assert "dgx-h100" in done.stderr
+
+
+def test_one_that_the_configuration_names_is_a_wrong_configuration(tmp_path: Path) -> None:
+    done = run(tmp_path, "inventory", "--local", config='[simulate]\nprofile = "foo"\n')
+    assert done.returncode == 78
+    assert "'foo'" in done.stderr

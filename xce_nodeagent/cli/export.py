@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from xce_nodeagent.cli.inventory import expect_machine, put
+from xce_nodeagent.cli.profile import PROFILE
 from xce_nodeagent.cli.session import (
     LOOKING_SECONDS,
     Session,
@@ -68,7 +69,7 @@ class _Source(Struct, frozen=True):
 @click.option("--definitions", is_flag=True, help="lsf-elim: print the lines of lsf.shared.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
-@click.option("--simulate", metavar="PROFILE", help="Add a simulated machine's instances.")
+@click.option("--simulate", type=PROFILE, help="Add a simulated machine's instances.")
 @with_json
 @with_agent(LOOKING_SECONDS)
 @pass_session
