@@ -8,14 +8,13 @@ stays under the id that it had.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
-from xce_nodeagent.host import Host, cpulist, topology
+from xce_nodeagent.host import Host, system, topology
 from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.model import claim, mig, rail, reservation
@@ -95,7 +94,7 @@ class Discovery:
         also = frozenset(one.text("pci_address") for one in shown)
         if events is None or also != placed or any(e.subsystem in _GROUND for e in events):
             self._ground = topology.read(host, also)
-            self._attributes = _attributes(host, self._ground["cpu"])
+            self._attributes = system.facts(host, self._ground["cpu"])
         self._placed = also
         ground = {**self._ground, "links": to_builtins(sorted(gathered.links))}
         rails = self._decide_rails(shown, ground)
@@ -161,6 +160,9 @@ def _gather(
         for described in provider.types:
             types.setdefault(described.name, described)
         found = told[provider.name]
+        if found.silent and (off_bus := _off_bus(provider.name, previous)):
+            why = f"{found.reason}; {off_bus} were seen before, on no bus that could be looked at"
+            found = structs.replace(found, state="not_yet", reason=why)
         if found.state != "found":
             unsure = (
                 () if found.state == "none" else _types_of(provider, found, previous, declaring)
@@ -245,6 +247,17 @@ def _as_before(name: str, previous: Inventory | None, found: Found) -> Found:
         found,
         instances=kept + more,
         control=found.control or previous.control.get(name, ()),
+    )
+
+
+def _off_bus(name: str, previous: Inventory | None) -> int:
+    """Count what was known of a provider at addresses that no bus shows, as in some VMs."""
+    if previous is None:
+        return 0
+    bus = previous.topology.get("pci", {})
+    return sum(
+        one.provider == name and not one.parent and one.text("pci_address") not in {*bus, ""}
+        for one in previous.instances
     )
 
 
@@ -370,22 +383,3 @@ def _order(instance: Instance) -> tuple[Any, ...]:
         instance.number("compute_instance"),
         instance.id,
     )
-
-
-def _attributes(host: Host, cpu: dict[str, Any]) -> dict[str, Any]:
-    """Give the facts of the host itself; nothing that changes while it runs."""
-    memory = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", host.read("/proc/meminfo") or "")
-    # A recorded machine is its sys, proc and dev: what else there is, it has as an answer.
-    release = host.answer("os-release", lambda: host.read("/etc/os-release") or "", str) or ""
-    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
-    online = host.read("/sys/devices/system/cpu/online")
-    found: dict[str, Any] = {
-        "hostname": host.read("/proc/sys/kernel/hostname"),
-        "kernel": host.read("/proc/sys/kernel/osrelease"),
-        "architecture": cpu.get("arch"),
-        "operating_system": system[1] if system else None,
-        "cpu_model": cpu.get("model_name"),
-        "cpus": len(cpulist.read(online)) if online else None,
-        "memory_bytes": int(memory[1]) << 10 if memory else None,
-    }
-    return {name: value for name, value in found.items() if value is not None}

@@ -33,6 +33,9 @@ class Found(Struct, frozen=True, kw_only=True):
     `kept` are those of them that nobody asked, because they are drained: what was known of them
     stays as it was.
 
+    `silent`: there was nobody to ask, where that is no proof that there are none. What was known,
+    and was on no bus that is looked at, may be there all the same: it is `not_yet` then.
+
     `links` are those between the cards, for `topology.links` of the inventory. `types` are those
     of a site's own; `faults` say what was left out of the instances, and why.
     """
@@ -43,6 +46,7 @@ class Found(Struct, frozen=True, kw_only=True):
     control: tuple[ControlNode, ...] = ()
     lost: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
+    silent: bool = False
     links: tuple[Link, ...] = ()
     types: tuple[ResourceType, ...] = ()
     faults: tuple[str, ...] = ()

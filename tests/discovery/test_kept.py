@@ -115,3 +115,29 @@ def test_a_folder_in_the_file_s_place_is_told_and_costs_nothing(started, tmp_pat
     (tmp_path / "inventory.json").mkdir()
     assert started(Found(instances=(CARD,))).instances[0].id == "GPU-a"
     assert not (tmp_path / "inventory.new").exists()
+
+
+def test_cards_that_no_bus_shows_are_not_gone_where_nobody_can_be_asked(started, tmp_path) -> None:
+    """As in a virtual machine whose cards are not on PCI, while its library is replaced."""
+    silent = Found(state="none", reason="no library", silent=True)
+    assert started(silent).problems[0].state == "none"
+    started(Found(instances=(CARD,)))
+    for _ in range(2):
+        missing = started(silent)
+        assert [(one.id, one.healthy) for one in missing.instances] == [("GPU-a", False)]
+        (problem,) = missing.problems
+        assert problem.state == "not_yet"
+        assert problem.reason.startswith("no library; 1 were seen before")
+        with pytest.raises(NotReady):
+            choose(missing, request.parse("rusage[gpu=2]"))
+    assert started(Found(instances=(CARD,))).instances[0].healthy
+    # One that the bus showed, and shows no more, was taken out.
+    function = tmp_path / "root/sys/devices/pci0000:1b" / PLACE["pci_address"]
+    function.mkdir(parents=True)
+    (function / "class").write_text("0x030200", "ascii")
+    link = tmp_path / "root/sys/bus/pci/devices" / PLACE["pci_address"]
+    link.parent.mkdir(parents=True)
+    link.symlink_to(function)
+    started(Found(instances=(CARD,)))
+    link.unlink()
+    assert started(silent).instances == ()

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from xce_nodeagent.cli.profile import PROFILE
+from xce_nodeagent.cli.profile import with_simulate
 from xce_nodeagent.cli.session import (
     LOOKING_SECONDS,
     Session,
@@ -35,7 +35,7 @@ _NOTHING_REPAIRED = {
     metavar="FILE",
     help="The configuration; XCE_NODEAGENT_CONFIG says the same.",
 )
-@click.option("--simulate", type=PROFILE, default="", help="Add a profile's instances.")
+@with_simulate("Add a profile's instances.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what is done for debugging as well.")
 @example("xce-nodeagent run --simulate dgx-h100")
 def run(config: str | None, simulate: str, *, verbose: bool) -> int:

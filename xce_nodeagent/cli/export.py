@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from xce_nodeagent.cli.inventory import expect_machine, put
-from xce_nodeagent.cli.profile import PROFILE
+from xce_nodeagent.cli.profile import with_simulate
 from xce_nodeagent.cli.session import (
     LOOKING_SECONDS,
     Session,
@@ -53,7 +53,7 @@ class _Source(Struct, frozen=True):
 
     local: bool
     sysroot: str | None
-    simulate: str | None
+    simulate: str
 
 
 @command()
@@ -69,7 +69,7 @@ class _Source(Struct, frozen=True):
 @click.option("--definitions", is_flag=True, help="lsf-elim: print the lines of lsf.shared.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
-@click.option("--simulate", type=PROFILE, help="Add a simulated machine's instances.")
+@with_simulate()
 @with_json
 @with_agent(LOOKING_SECONDS)
 @pass_session
@@ -92,7 +92,7 @@ def export(
     definitions: bool,
     local: bool,
     sysroot: str | None,
-    simulate: str | None,
+    simulate: str,
 ) -> None:
     """Print the inventory as another program reads it.
 
@@ -133,7 +133,7 @@ def _inventory(session: Session, source: _Source) -> Inventory:
     if source.local or source.sysroot is not None or source.simulate or not session.has_socket():
         from xce_nodeagent.cli.local import look  # noqa: PLC0415  # discovery's libraries take time
 
-        found: Any = msgspec.to_builtins(look(source.sysroot, source.simulate or ""))
+        found: Any = msgspec.to_builtins(look(source.sysroot, source.simulate))
         if not session.json:
             found = name.cleaned(found)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from xce_nodeagent.cli.profile import PROFILE
+from xce_nodeagent.cli.profile import with_simulate
 from xce_nodeagent.cli.session import (
     LOOKING_SECONDS,
     Session,
@@ -32,7 +32,7 @@ from xce_nodeagent.model import name
 @click.option("--html", metavar="FILE", help="The picture as a page, with a table to filter.")
 @click.option("--local", is_flag=True, help="Look by this command itself, without the agent.")
 @click.option("--sysroot", metavar="DIR", help="Look at a recorded machine's sys, proc and dev.")
-@click.option("--simulate", type=PROFILE, help="Add a simulated machine's instances.")
+@with_simulate()
 @click.option("--record", metavar="DIR", help="Write what this command reads, for --sysroot.")
 @click.option("--anonymize", is_flag=True, help="Record without serials, addresses and names.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints.")
@@ -55,7 +55,7 @@ def inventory(
     html: str | None,
     local: bool,
     sysroot: str | None,
-    simulate: str | None,
+    simulate: str,
     record: str | None,
     anonymize: bool,
     schema: bool,
@@ -85,7 +85,7 @@ def inventory(
         _record(session, record, sysroot, anonymize=anonymize)
         return
     if local or sysroot is not None or simulate or not session.has_socket():
-        found = _look(sysroot, simulate or "")
+        found = _look(sysroot, simulate)
         found = found if session.json else name.cleaned(found)
     else:
         found = session.call("GetInventory", {})

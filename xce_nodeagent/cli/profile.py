@@ -1,24 +1,22 @@
-"""The profile of a simulated machine, as an option's value."""
+"""The profile of a simulated machine, as an option of several commands."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 
-class Profile(click.ParamType):
-    """A profile that there is; another one is a usage error that names those that there are."""
-
-    name = "profile"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Give the profile, or end the command."""
-        from xce_nodeagent.providers.simulated import names  # noqa: PLC0415  # only where one is named
-
-        if value and value not in names():
-            self.fail(
-                f"{value!r}: there is no such profile; there are {', '.join(names())}", param, ctx
-            )
-        return value
+def with_simulate(text: str = "Add a simulated machine's instances.") -> Callable[[Any], Any]:
+    """Take `--simulate PROFILE`; a profile that there is not is a wrong call."""
+    return click.option("--simulate", metavar="PROFILE", default="", callback=_known, help=text)
 
 
-PROFILE = Profile()
+def _known(_context: click.Context, _option: click.Parameter, profile: str) -> str:
+    from xce_nodeagent.providers.simulated import names  # noqa: PLC0415  # only where one is named
+
+    if profile and profile not in names():
+        known = ", ".join(names())
+        raise click.BadParameter(f"{profile!r}: there is no such profile; there are {known}")
+    return profile

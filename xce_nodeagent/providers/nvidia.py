@@ -95,6 +95,7 @@ class Nvidia:
         return Found(
             state=_STATES.get(state, "error"),
             reason=reason,
+            silent=state == "none",
             instances=_shared(host, _Machine(host, {"devices": []}, cards, nodes)),
             # A library that hangs while the agent starts must not open them to jobs that run.
             control=(*nodes.control(), *nodes.unknown_slices()) if driver else (),
