@@ -17,7 +17,7 @@ from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, system, topology
 from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
-from xce_nodeagent.model import claim, mig, rail, reservation
+from xce_nodeagent.model import claim, mig, rail, reservation, share
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ANY, ControlNode, Inventory, Problem
@@ -109,7 +109,7 @@ class Discovery:
             topology=ground,
             instances=rail.with_rails(shown, rails),
             control=gathered.control,
-            problems=(*gathered.problems, *_no_such_nic(rails.unknown)),
+            problems=(*gathered.problems, *_settings(shown, host, rails.unknown)),
         )
 
     def _decide_rails(self, shown: tuple[Instance, ...], ground: dict[str, Any]) -> rail.Rails:
@@ -281,10 +281,15 @@ def _as_told(instance: Instance, previous: Inventory | None) -> Instance:
     return structs.replace(instance, attributes=told)
 
 
-def _no_such_nic(names: Iterable[str]) -> Iterable[Problem]:
-    for name in names:
+def _settings(
+    instances: Sequence[Instance], host: Host, unknown: Iterable[str]
+) -> Iterable[Problem]:
+    """Tell what the configuration says that this host does not have."""
+    for name in unknown:
         why = f"[rails] nics names {name!r}, but no NIC has such an id, interface or RDMA device"
         yield Problem("rails", "error", why)
+    if why := share.without(instances, host.mps):
+        yield Problem("mps", "error", why)
 
 
 def _lost_as_before(name: str, previous: Inventory | None, found: Found) -> Found:

@@ -65,14 +65,22 @@ def test_the_shares_of_a_card_have_its_memory_once(daemon: Path) -> None:
     assert counters["mps_memory_bytes"] == counters["gpu_memory_bytes"]
 
 
-def test_a_card_that_is_cut_has_no_sound_shares_and_its_slices_exclude_them(daemon: Path) -> None:
-    seen = look(daemon, {"all": (100,)}, CUT).by_id()
-    part = seen["mps-GPU-two-0"]
-    assert not part.healthy
-    assert "MIG" in part.reason
-    assert part.overlaps == ("GPU-two", "MIG-1")
-    assert "mps-GPU-two-0" in seen["MIG-1"].overlaps
+@pytest.mark.parametrize("name", ["all", "GPU-two", "0000:43:00.0", "*A100"])
+def test_a_card_that_is_cut_has_no_shares_and_who_means_it_is_told(daemon: Path, name: str) -> None:
+    inventory = look(daemon, {name: (50, 50), "GPU-one": (100,)}, ONE, CUT)
+    seen = inventory.by_id()
+    assert seen.keys() == {"GPU-one", "mps-GPU-one-0", "GPU-two", "MIG-1"}
     assert seen["MIG-1"].healthy
+    assert inventory.counters["mps"] == {"total": 1, "healthy": 1}
+    if name == "all":
+        assert inventory.problems == ()
+    else:
+        (problem,) = inventory.problems
+        assert (problem.provider, problem.types) == ("mps", ())
+        assert "GPU-two, cut into MIG slices" in problem.reason
+        assert "nvidia-smi -mig 0" in problem.reason
+    # Whole again, it has them.
+    assert "mps-GPU-two-1" in look(daemon, {name: (50, 50)}, ONE, TWO).by_id()
 
 
 def test_without_a_daemon_shares_are_no_shares(root: Path) -> None:

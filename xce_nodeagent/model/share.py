@@ -72,15 +72,16 @@ def divided(
     """Give the instances, each shared card with its shares behind it; both sides name the overlap.
 
     Shares of one card do not exclude each other; each excludes the card and its MIG slices.
-    `listens` says whether a control daemon does, in a folder.
+    A card that is cut into slices has no shares: a process under MPS sees one slice, which would
+    need a control daemon of its own. `listens` says whether a control daemon does, in a folder.
     """
     if not config.shares:
         return tuple(instances)
-    cut = {one.parent for one in instances if one.type == "mig"}
+    cut = _cut(instances)
     shares = {
-        one.id: tuple(_shares(one, config, cut=one.id in cut, listens=listens))
+        one.id: tuple(_shares(one, config, listens))
         for one in instances
-        if one.type == "gpu"
+        if one.type == "gpu" and one.id not in cut
     }
     found: list[Instance] = []
     for one in instances:
@@ -90,6 +91,26 @@ def divided(
         if one.type == "gpu":
             found += own
     return tuple(found)
+
+
+def without(instances: Sequence[Instance], config: MpsConfig) -> str:
+    """Say which cards have no shares though the configuration means them, and what to do.
+
+    Whoever writes `all` means those that can have some.
+    """
+    shares = {name: told for name, told in config.shares.items() if name != "all"}
+    cut = _cut(instances) if shares else frozenset()
+    cards = [one.id for one in instances if one.id in cut and percents(one, shares)]
+    if not cards:
+        return ""
+    return (
+        f"[mps.shares] means {', '.join(cards)}, cut into MIG slices, so there are no shares:"
+        " take it out there, or make the card whole again (`nvidia-smi -mig 0`)"
+    )
+
+
+def _cut(instances: Sequence[Instance]) -> frozenset[str]:
+    return frozenset(one.parent for one in instances if one.type == "mig" and one.parent)
 
 
 def percents(card: Instance, shares: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -114,14 +135,12 @@ def _id(card: str) -> str:
 
 
 def _shares(
-    card: Instance, config: MpsConfig, *, cut: bool, listens: Callable[[str], bool]
+    card: Instance, config: MpsConfig, listens: Callable[[str], bool]
 ) -> Iterator[Instance]:
     told = percents(card, config.shares)
     where = config.pipe_directory
     reason = card.reason
-    if not reason and told and cut:
-        reason = "its card is cut into MIG slices"
-    elif not reason and told and not listens(where):
+    if not reason and told and not listens(where):
         reason = (
             f"no MPS control daemon listens in {where}:"
             f" `CUDA_MPS_PIPE_DIRECTORY={where} nvidia-cuda-mps-control -d` starts one"
