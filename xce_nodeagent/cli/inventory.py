@@ -66,7 +66,8 @@ def inventory(
     no socket at all; `source` in the answer says which. Who holds what, only the agent knows.
 
     A FILE that is there is replaced as a whole; `-` is stdout. --record writes to a new or empty
-    folder, which --sysroot reads, what this command would look at, and nothing outside of it.
+    folder, which --sysroot reads, what this command would look at, and nothing outside of it;
+    without --anonymize also the files in which the site declares instances.
     """
     if table + tree + (matrix or session.json) + (svg is not None) + (html is not None) > 1:
         raise click.UsageError("give one of --table, --tree, --matrix, --svg, --html and --json")

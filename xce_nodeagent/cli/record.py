@@ -9,12 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from xce_nodeagent.cli.session import tell
+from xce_nodeagent.daemon.account import load, places, site
 from xce_nodeagent.discovery import scan
-from xce_nodeagent.errors import BadRequest
+from xce_nodeagent.errors import BadConfig, BadRequest
 from xce_nodeagent.host import trust
 from xce_nodeagent.host.recorder import Recorder
 from xce_nodeagent.model.anonymous import anonymous
+from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.record import File, Folder, Link, Record
+from xce_nodeagent.model.site import Site
 from xce_nodeagent.providers import all_providers
 
 _PATIENCE_S, _NEWS_S = 1.0, 0.5
@@ -50,7 +53,12 @@ def record(folder: str, sysroot: str | None, *, anonymize: bool) -> dict[str, An
     opened = _opened(folder)
     try:
         recorder = Recorder(sysroot or "/", live=sysroot is None, seen=Progress())
+        if sysroot is None:
+            recorder.site = _site()
         scan(recorder, all_providers())
+        if anonymize:
+            # What a site calls its own, and tells its jobs, nobody can tell from what is private.
+            recorder.record.pop("/declared.json", None)
         found: Record = {part: Folder() for part in ("/sys", "/proc", "/dev")} | recorder.record
         _write(anonymous(found) if anonymize else found, opened)
     except OSError as error:
@@ -67,6 +75,15 @@ def record(folder: str, sysroot: str | None, *, anonymize: bool) -> dict[str, An
         "links": kinds[Link],
         "folders": kinds[Folder],
     }
+
+
+def _site() -> Site:
+    """Say where instances are declared; a configuration that is wrong costs no record."""
+    where = places(os.environ, None)
+    try:
+        return site(load(where), where, os.geteuid())
+    except BadConfig:
+        return site(Config(), where, os.geteuid())
 
 
 def _opened(folder: str) -> int:

@@ -10,9 +10,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host import pci, trust
@@ -21,10 +21,36 @@ from xce_nodeagent.model import declared
 from xce_nodeagent.model.declaration import Declaration, allowed
 from xce_nodeagent.model.declared import NODES_LIMIT, SIZE_LIMIT, Declared
 from xce_nodeagent.model.instance import AttributeValue, DeviceNode, Instance
-from xce_nodeagent.model.rule import Device
+from xce_nodeagent.model.rule import MAJOR_LIMIT, MINOR_LIMIT, Device
 from xce_nodeagent.model.site import Site
 
 FILES_LIMIT = 64
+
+
+class Seen(Struct, frozen=True):
+    """The site's files, what is wrong with some, and each node that they name, or why it is none.
+
+    A record of a machine has it in the place of the files and of /dev.
+    """
+
+    files: dict[str, str] = {}
+    faults: tuple[str, ...] = ()
+    nodes: dict[str, DeviceNode | str] = {}
+
+    def declared(self) -> Declared:
+        """Read the files; so many, and so long, as they are read from a disk."""
+        kept = sorted(self.files.items())[:FILES_LIMIT]
+        found = declared.read({name: text for name, text in kept if len(text) <= SIZE_LIMIT})
+        return structs.replace(found, faults=(*self.faults, *found.faults))
+
+    def node(self, path: str) -> DeviceNode:
+        """Give a node; raise NoNode where it is none."""
+        found = self.nodes.get(path, "it was not looked at")
+        if isinstance(found, str):
+            raise NoNode(found)
+        if not (0 <= found.major < MAJOR_LIMIT and 0 <= found.minor < MINOR_LIMIT):
+            raise NoNode("its numbers are no device's")
+        return found
 
 
 class NoNode(Exception):
@@ -36,6 +62,20 @@ def read(site: Site) -> Declared:
     files, faults = _files(site)
     found = declared.read(files)
     return structs.replace(found, faults=(*faults, *found.faults))
+
+
+def seen(site: Site) -> Seen | None:
+    """Look at the files and the nodes that they name; None where there are none."""
+    files, faults = _files(site)
+    if not files and not faults:
+        return None
+    nodes: dict[str, DeviceNode | str] = {}
+    for path in (path for one in declared.read(files).instances for path in one.nodes):
+        try:
+            nodes[path] = node(path)
+        except NoNode as error:
+            nodes[path] = str(error)
+    return Seen(files, tuple(faults), nodes)
 
 
 def _files(site: Site) -> tuple[dict[str, str], list[str]]:
@@ -158,12 +198,17 @@ def devices(site: Site) -> frozenset[Device]:
 
 
 def instances(
-    host: Host, provider: str, found: Iterable[Declaration], within: Sequence[str] | None = None
+    host: Host,
+    provider: str,
+    found: Iterable[Declaration],
+    within: Sequence[str] | None = None,
+    *,
+    look: Callable[[str], DeviceNode] = node,
 ) -> Iterator[Instance]:
     """Give instances as they are on this host.
 
     One whose node is missing, or no device, is there and unhealthy. `within` are patterns for the
-    nodes that may be named; None: any may.
+    nodes that may be named; None: any may. `look` gives the node of a path.
     """
     found = tuple(found)
     owner: dict[Device, str] = {}
@@ -178,7 +223,7 @@ def instances(
             try:
                 if within is not None and not allowed(path, within):
                     raise NoNode("no pattern in [reporter] nodes has it")  # noqa: TRY301  # one end
-                made = node(path)
+                made = look(path)
                 first = owner.setdefault(Device.of(made), one.id)
                 if first != one.id and first not in overlaps[one.id]:
                     raise NoNode(f"it is a node of {first} as well")  # noqa: TRY301  # the same

@@ -22,11 +22,18 @@ class Declared:
 
     def discover(self, host: Host) -> Found:
         """Read the files; a file with a fault costs its own instances."""
-        if host.site is None:
+        site = host.site
+        if site is None and host.live:
             return Found()
-        found = declared.read(host.site)
+        seen = host.answer(
+            "declared", lambda: declared.seen(site) if site else None, declared.Seen
+        )
+        if seen is None:
+            return Found()
+        found = seen.declared()
+        made = declared.instances(host, self.name, found.instances, look=seen.node)
         return Found(
-            instances=tuple(declared.instances(host, self.name, found.instances)),
+            instances=tuple(made),
             types=found.types,
             faults=found.faults,
         )
