@@ -120,8 +120,6 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         supervisor = _start_supervisor(where, simulate)
         dial = supply.inherited(supervisor[0])
     # From here to the filter, everything that the agent will ever need is imported and read.
-    import asyncio  # noqa: PLC0415  # see above
-
     from xce_nodeagent import discovery  # noqa: PLC0415  # see above
     from xce_nodeagent.daemon import loop, server, sinks  # noqa: PLC0415  # see above
     from xce_nodeagent.host import Host  # noqa: PLC0415  # see above
@@ -151,9 +149,8 @@ def _run(config: Config, where: Places, simulate: str) -> int:
         try:
             listener = server.listen(str(where.socket))
             own_uid = os.geteuid()
-
-            async def run() -> int:
-                daemon = loop.Daemon(
+            return loop.run(
+                lambda: loop.Daemon(
                     config=config,
                     where=where,
                     dial=dial,
@@ -165,9 +162,7 @@ def _run(config: Config, where: Places, simulate: str) -> int:
                     own_uid=own_uid,
                     helpers_are_root=helpers_are_root,
                 )
-                return await daemon.run()
-
-            return asyncio.run(run())
+            )
         finally:
             # A second signal must not cut short what is left to do.
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from xce_nodeagent import __version__
@@ -334,3 +334,12 @@ class Daemon:
             reporter=self._reporter,
         )
         return await examine(it, time.time(), repair=repair)
+
+
+def run(make: Callable[[], Daemon]) -> int:
+    """Run a daemon in an event loop of its own."""
+
+    async def main() -> int:
+        return await make().run()
+
+    return asyncio.run(main())

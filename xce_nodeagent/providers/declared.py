@@ -25,9 +25,7 @@ class Declared:
         site = host.site
         if site is None and host.live:
             return Found()
-        seen = host.answer(
-            "declared", lambda: declared.seen(site) if site else None, declared.Seen
-        )
+        seen = host.answer("declared", lambda: declared.seen(site) if site else None, declared.Seen)
         if seen is None:
             return Found()
         found = seen.declared()
