@@ -30,14 +30,16 @@ def test_it_makes_the_fleet_that_the_nodes_reported() -> None:
 def test_what_did_not_change_is_the_same_object() -> None:
     reader = Reader(state())
     before = reader.fleet()
-    changed = reader.put(KEYS.live(fleets.name(3)), live(3, since=7.0), 8)
+    changed = reader.put(KEYS.live(fleets.name(3)), live(3, boot_id="7"), 8)
     assert changed.nodes is not before.nodes
     same = [name for name in before.nodes if changed.nodes[name] is before.nodes[name]]
     assert len(same) == NODES - 1
     shapes = {id(one.shape) for one in changed.nodes.values()}
     assert len(shapes) == len({one.shape_hash for one in changed.nodes.values()})
-    again = reader.list({**state(), KEYS.live(fleets.name(3)): (live(3, since=7.0), 8)})
+    again = reader.list({**state(), KEYS.live(fleets.name(3)): (live(3, boot_id="7"), 8)})
     assert all(again.nodes[name] is changed.nodes[name] for name in changed.nodes)
+    renewed = reader.put(KEYS.live(fleets.name(4)), live(4), 999)
+    assert renewed.nodes[fleets.name(4)] is again.nodes[fleets.name(4)]
 
 
 def test_an_older_fleet_never_changes() -> None:

@@ -124,12 +124,12 @@ class Way:
     def serve(self, one: socket.socket, _number: int) -> None:
         if not self._open:
             return
-        other = socket.create_connection((self._target[0], int(self._target[2])))
-        self._ends += [one, other]
-        back = threading.Thread(target=self._pump, args=(other, one))
-        back.start()
-        self._pump(one, other)
-        back.join()
+        with socket.create_connection((self._target[0], int(self._target[2]))) as other:
+            self._ends += [one, other]
+            back = threading.Thread(target=self._pump, args=(other, one))
+            back.start()
+            self._pump(one, other)
+            back.join()
 
     @staticmethod
     def _pump(source: socket.socket, target: socket.socket) -> None:
@@ -211,7 +211,7 @@ def test_a_store_that_was_made_anew_is_read_anew(keys: Keys, writes: int) -> Non
                 filling.fill(store, fleets.state(3, keys), lease=filling.lease(store))
             after = reader.wait_for(lambda fleet: len(fleet.nodes) == 3, seconds=SECONDS)
             assert after.cluster != before.cluster
-            assert after.nodes[fleets.name(1)] is before.nodes[fleets.name(1)]
+            assert lasting(after) == lasting(fleets.fleet(3))
 
 
 def test_who_waits_is_told_why_there_is_nothing(keys: Keys) -> None:

@@ -209,6 +209,8 @@ class Mirror:
                 self._nodes.pop(name, None)
                 continue
             node = self._made(name, record, now, wall)
+            if node == record.made:  # its lease is another one, or it was put as it was
+                continue
             record.made = node
             self._sorted = self._sorted and name in self._nodes
             self._nodes[name] = node

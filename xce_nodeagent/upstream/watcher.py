@@ -121,9 +121,11 @@ class Watcher:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        self._client.close()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                self._client.close()  # again: it may just have opened another connection
+                thread.join(0.1)
+        self._client.close()
         self._enter("closed")
 
     def __enter__(self) -> Self:
