@@ -131,9 +131,13 @@ class Etcd:
         self.kill()
         self.start()
 
-    def wipe(self) -> None:
-        """Take its data away: what starts again is another cluster's."""
+    def wipe(self, token: str) -> None:
+        """Take its data away; with a token what starts again is another cluster's.
+
+        etcd makes a cluster's id of the members' names and URLs, and of the token.
+        """
         assert self._process is None
+        self.options += ["--initial-cluster-token", token] if token else []
         shutil.rmtree(self.folder / f"{self.name}.data", ignore_errors=True)
 
     def ctl(self, *arguments: str, text: str | None = None) -> str:
