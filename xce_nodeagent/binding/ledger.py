@@ -285,9 +285,9 @@ class Ledger:
             self._pay()
 
     @property
-    def waits(self) -> bool:
-        """Say whether something waits to be written."""
-        return bool(self._notes or self._owed)
+    def waits(self) -> int:
+        """How much waits to be written."""
+        return len(self._notes) + bool(self._owed)
 
     def check(self) -> str:
         """Try whether a grant could be recorded now; say why not, or nothing."""

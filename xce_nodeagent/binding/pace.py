@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from xce_nodeagent.model.histogram import Histogram
-
-PrepareStep = Literal["plan", "look", "commit", "bind"]
-"""Choose and plan; look at the nodes on disk; write the ledger; have the binder act."""
-
-ReleaseStep = Literal["commit", "unbind"]
-"""Write the intent; have the binder act, and see who is left."""
 
 
 class Pace:
-    """A histogram for each step."""
+    """A histogram for each step.
+
+    Of a prepare: `plan` (choose and plan), `look` (at the nodes on disk), `commit` (the ledger),
+    `bind` (the binder). Of a release: `commit` (the intent), `unbind` (the binder, and who is
+    left).
+    """
 
     def __init__(self) -> None:
-        self.prepare: dict[PrepareStep, Histogram] = {
-            "plan": Histogram(), "look": Histogram(), "commit": Histogram(), "bind": Histogram(),
-        }  # fmt: skip
-        self.release: dict[ReleaseStep, Histogram] = {
-            "commit": Histogram(), "unbind": Histogram(),
-        }  # fmt: skip
+        self.prepare = {step: Histogram() for step in ("plan", "look", "commit", "bind")}
+        self.release = {step: Histogram() for step in ("commit", "unbind")}

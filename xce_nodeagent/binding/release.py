@@ -20,7 +20,6 @@ from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.killing import Killing
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
-from xce_nodeagent.binding.pace import ReleaseStep
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.vigil import Vigil
@@ -70,7 +69,7 @@ class Releases:
         executor: Executor,
         turns: Turns,
         outcomes: Outcomes,
-        pace: dict[ReleaseStep, Histogram],
+        pace: dict[str, Histogram],
         composer: Composer,
         parts: Parts,
         inventory: Callable[[], Inventory],

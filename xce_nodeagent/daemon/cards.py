@@ -206,6 +206,17 @@ class Cards:
 
     # ---- the rest ---------------------------------------------------------------------------
 
+    @property
+    def library(self) -> str:
+        """What the library said last: found, none, not_yet or error."""
+        return self._vendor.last[0]
+
+    @property
+    def ears(self) -> tuple[int, int]:
+        """To how many cards is listened, and of how many of them nothing is heard."""
+        heard, deaf = len(self._telemetry.cards), len(self._telemetry.deaf)
+        return (0, heard) if self._telemetry.fault else (heard - deaf, deaf)
+
     def start(self) -> None:
         """Begin to look at the clock."""
         self._health.start()

@@ -48,7 +48,8 @@ class Connection:
 
     Whoever takes a message ends it with exactly one `answer` (None where none is wanted), or
     with `start_stream`. `closed` is told once, when the connection is gone. A timer runs only
-    while the client owes something: the rest of a message, or the reading of its answers.
+    while the client owes something: the rest of a message, or the reading of its answers. `since`
+    is for whoever takes messages: when it took the one that is to be answered.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Connection:
         wary: bool,
     ) -> None:
         self.peer = peer
+        self.since = 0.0
         self._loop = loop
         self._sock = sock
         self._stall_seconds = stall_seconds

@@ -27,6 +27,7 @@ class Examined(Struct, frozen=True, kw_only=True):
     taken: Taken | None
     helpers: tuple[Helper, ...]
     cards: Sequence[Check]
+    metrics: Sequence[Check]
     ledger: Ledger
     lifecycle: Lifecycle
     inventory: Inventory | None
@@ -60,6 +61,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         *doctor.verification(verification, now, no_binder),
         *doctor.reloads(it.upkeep.reloads if it.upkeep else None),
         *upstream.checks(it.reporter.statuses(), now),
+        *it.metrics,
         *doctor.shared(it.lifecycle.releases.vigil),
         *(() if witness.missing else strangers),
     )

@@ -26,7 +26,10 @@ from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.cards import NEWS, Cards
 from xce_nodeagent.daemon.changes import SETTLE_SECONDS, Changes
 from xce_nodeagent.daemon.examination import Examined, examine
+from xce_nodeagent.daemon.exposure import Exposure
 from xce_nodeagent.daemon.fencing import Fencing
+from xce_nodeagent.daemon.meter import Meter
+from xce_nodeagent.daemon.metrics import Measured
 from xce_nodeagent.daemon.nodes import Nodes, node_watch
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
@@ -82,6 +85,8 @@ class Daemon:
         self._monitors = monitors
         self._tasks: set[asyncio.Task[Any]] = set()
         self._upkeep: Upkeep | None = None
+        self._meter = Meter()
+        self._exposure = Exposure(config.metrics)
         self._stop = asyncio.Event()
         state = where.state
         self._reporter = Reporter(sinks.configured(config, __version__), state, __version__)
@@ -219,7 +224,9 @@ class Daemon:
             examine=self._examine,
         )
         self._reporter.start(self.survey, self.ledger)
-        server = Server(self.agent, self._listener, version=__version__, limits=Limits())
+        server = Server(
+            self.agent, self._listener, version=__version__, limits=Limits(), meter=self._meter
+        )
         server.start()
         self._watch()
         self._upkeep = Upkeep(
@@ -231,6 +238,18 @@ class Daemon:
             watch=self._reloads,
         )
         self.survey.subscribe(self._upkeep.write_later)
+        self._exposure.start(
+            Measured(
+                meter=self._meter,
+                lifecycle=lifecycle,
+                inventory=self._inventory,
+                helpers=self._helpers,
+                server=server,
+                cards=self._cards,
+                upkeep=self._upkeep,
+                sinks=self._reporter.statuses,
+            )
+        )
         inventory = self._inventory()
         state = f"{len(inventory.instances)} instances, {len(self.ledger.book.live)} bindings"
         self._notify(f"READY=1\nSTATUS={state}")
@@ -239,6 +258,7 @@ class Daemon:
 
     async def _close(self) -> None:
         self._heart.close()
+        await self._exposure.close()
         if self._upkeep is not None:
             await self._upkeep.close()
         await self._changes.close()
@@ -279,6 +299,7 @@ class Daemon:
 
     def _event(self, monitor: Monitor | LinkMonitor | SiteWatch) -> None:
         if events := monitor.drain():
+            self._meter.events += len(events)
             if LOST in events and not self._changes.lost:  # one storm is told once
                 log.warning("events of the hardware were lost: all of it is looked at again")
             self.changed(*events)
@@ -290,7 +311,9 @@ class Daemon:
 
     async def _look(self, events: Collection[Event]) -> None:
         self._host.held_ports = frozenset(self.ledger.book.ports_held())
+        started = time.perf_counter()
         await self.survey.refresh(events)
+        self._meter.looks.add(time.perf_counter() - started)
         # What the bus tells is told at once; a library may take seconds for its part.
         if self._cards.concerned(events):
             self._ask()
@@ -326,6 +349,7 @@ class Daemon:
             taken=self._fencing.taken,
             helpers=self._helpers,
             cards=self._cards.checks(),
+            metrics=self._exposure.checks(),
             ledger=self.ledger,
             lifecycle=self._lifecycle,
             inventory=self.survey.current,

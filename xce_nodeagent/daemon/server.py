@@ -17,6 +17,7 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
+from time import perf_counter
 from types import coroutine
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from msgspec import Struct
 from xce_nodeagent.daemon import message, rights
 from xce_nodeagent.daemon.connection import CHUNK, Connection, Peer
 from xce_nodeagent.daemon.line import Line
+from xce_nodeagent.daemon.meter import Meter
 from xce_nodeagent.daemon.method import METHODS, STREAMED, Introspection, Method
 from xce_nodeagent.daemon.service import Service
 from xce_nodeagent.errors import (
@@ -121,9 +123,16 @@ class Server:
     """The server of one listening socket. It serves from `start` to `close`."""
 
     def __init__(
-        self, service: Service, listener: socket.socket, *, version: str, limits: Limits
+        self,
+        service: Service,
+        listener: socket.socket,
+        *,
+        version: str,
+        limits: Limits,
+        meter: Meter | None = None,
     ) -> None:
         self._service = service
+        self._meter = meter or Meter()
         self._listener = listener
         self._limits = limits
         self._introspection = Introspection(version)
@@ -138,6 +147,11 @@ class Server:
         self._wary = rights.may_come(listener)
 
     # ---- connections --------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
 
     def start(self) -> None:
         """Accept clients, in the running event loop."""
@@ -185,6 +199,7 @@ class Server:
         peer = Peer.of(sock)
         plain = not self._service.may_prepare(peer.uid)
         if why := self._no_room(peer.uid, plain=plain):
+            self._meter.turned_away += 1
             with contextlib.suppress(OSError):  # they may have gone already
                 sock.send(message.failure(NotReady(why)))
             if self._wary:
@@ -242,11 +257,13 @@ class Server:
     def _received(self, connection: Connection, data: bytes) -> None:
         """Answer a call: at once when its method needs to wait for nothing, else from a task."""
         call = None
+        connection.since = perf_counter()
         try:
             call = message.call(data)
             method = METHODS.get(call.method)
             if method is None or call.upgrade:
                 answer = self._introspection.answer(call)
+                self._count(connection, call, None)
                 connection.answer(None if call.oneway else answer)
                 return
             running = method.call(
@@ -296,6 +313,7 @@ class Server:
                 self._stream(connection, message.success(result, continues=True))
             else:
                 connection.answer(message.success(result))
+            self._count(connection, call, None)
         except Exception as error:  # noqa: BLE001  # an answer that is no JSON is our fault
             self._failed(connection, call, error)
 
@@ -311,6 +329,13 @@ class Server:
                 f"a fault of the agent ({type(error).__name__}); its log has the traceback"
             )
         connection.answer(None if call is not None and call.oneway else message.failure(error))
+        self._count(connection, call, error)
+
+    def _count(
+        self, connection: Connection, call: message.Call | None, error: AgentError | None
+    ) -> None:
+        seconds = perf_counter() - connection.since
+        self._meter.called(call.method if call is not None else "", seconds, error)
 
     # ---- streams ------------------------------------------------------------------------------
 

@@ -25,7 +25,10 @@ MAINTAIN_SECONDS = 10.0
 
 
 class Upkeep:
-    """Folds the ledger's log in after many writes, and verifies every binding now and then."""
+    """Folds the ledger's log in after many writes, and verifies every binding now and then.
+
+    `commits` counts transactions of the ledger since then.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Upkeep:
         `sweep` looks for what the ledger does not know. `watch` tells when systemd may have touched
         cgroups; it is closed at the end.
         """
+        self.commits = 0
         self._ledger = ledger
         self._outcomes = outcomes
         self._verification = verification
@@ -51,14 +55,15 @@ class Upkeep:
         self._turn = asyncio.Lock()
         self._waiting = False
         self._maintaining: asyncio.TimerHandle | None = None
-        ledger.on_write = self._maintain_later
+        ledger.on_write = self._written
         self._verify_later()
         self.write_later()
         self.reloads = (
             Reloads(watch, self._verify_all, lambda: verification.count.cpu) if watch else None
         )
 
-    def _maintain_later(self) -> None:
+    def _written(self) -> None:
+        self.commits += 1
         if self._maintaining is None and self._ledger.written >= CHECKPOINT_AFTER:
             loop = asyncio.get_running_loop()
             self._maintaining = loop.call_later(MAINTAIN_SECONDS, self._maintain_now)

@@ -7,23 +7,11 @@ all the time, and would leave series behind. What is not known has no series.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-from msgspec import Struct
-
+from xce_nodeagent.export.exposition import Labels, Metric, expose
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory
-
-Labels = Mapping[str, str]
-
-
-class Metric(Struct, frozen=True):
-    """A gauge, and its samples."""
-
-    name: str
-    help: str
-    samples: Sequence[tuple[Labels, float | int]]
-
 
 _INFO = ("vendor", "model", "uuid", "pci_address", "numa_node", "driver_version", "mig_profile",
          "netdev", "rdma_device", "rail")  # fmt: skip
@@ -47,7 +35,7 @@ _VALUES = (
 
 def metrics(inventory: Inventory) -> str:
     """Give the exposition of a host."""
-    return "".join(map(_text, _metrics(inventory)))
+    return expose(_metrics(inventory))
 
 
 def _metrics(inventory: Inventory) -> Iterator[Metric]:
@@ -89,22 +77,3 @@ def _own(one: Instance) -> Labels:
 def _info(one: Instance) -> Labels:
     known = {key: one.text(key) for key in _INFO if key in one.attributes}
     return {**_own(one), **({"parent": one.parent} if one.parent else {}), **known}
-
-
-def _text(metric: Metric) -> str:
-    if not metric.samples:
-        return ""
-    lines = [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} gauge"]
-    for labels, value in metric.samples:
-        inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{metric.name}{{{inside}}} {value}")
-    return "\n".join(lines) + "\n"
-
-
-def escaped(text: str) -> str:
-    """Escape a label's value: backslash, quote and newline, and nothing else.
-
-    What is no character (half of a surrogate pair) cannot be written as UTF-8.
-    """
-    text = text.encode("utf-8", "replace").decode()
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,202 @@
+"""Metrics of a real agent, read as Prometheus reads them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent.running import Refused, serving
+from metrics.served import connection, scrape, showing, value, values
+
+from xce_nodeagent.export.figures import TABLE
+
+pytestmark = pytest.mark.needs("root", "cgroup2")
+
+PATIENCE = 20.0
+JOB, ATTEMPT = "a-job-that-nobody-else-has", "an-attempt-of-it"
+
+
+def _until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def _fresh(metered: Any, before: str) -> str:
+    """Scrape until it is made anew."""
+    found = [before]
+
+    def other() -> bool:
+        found[0] = scrape(metered.port)
+        return found[0] != before
+
+    _until(other)
+    return found[0]
+
+
+def _checks(agent: Any, name: str) -> list[tuple[str, str]]:
+    found = agent.call("Doctor")["checks"]
+    return [(one["state"], one["text"]) for one in found if one["name"] == name]
+
+
+def test_counters_move_by_what_jobs_do(metered) -> None:
+    before = scrape(metered.port)
+    gpus = value(before, "xce_nodeagent_instances", type="gpu", state="free")
+    bound = metered.call("Prepare", job=JOB, attempt=ATTEMPT, request="rusage[gpu=2]")
+    held = _fresh(metered, before)
+    with pytest.raises(Refused):
+        metered.call("Prepare", job="another", instances=bound["instances"])
+    with pytest.raises(Refused):
+        metered.call("Prepare", job="another", request=f"rusage[gpu={gpus + 1:.0f}]")
+    metered.call("Release", job=JOB, attempt=ATTEMPT)
+    after = _fresh(metered, held)
+    for text, free, out in ((before, gpus, 0), (held, gpus - 2, 2), (after, gpus, 0)):
+        assert value(text, "xce_nodeagent_instances", type="gpu", state="free") == free
+        assert value(text, "xce_nodeagent_instances", type="gpu", state="held") == out
+    assert value(held, "xce_nodeagent_bindings", state="bound") == 1
+
+    def moved(name: str, **labels: str) -> float:
+        key = name, tuple(sorted(labels.items()))
+        return values(after).get(key, 0.0) - values(before).get(key, 0.0)
+
+    assert moved("xce_nodeagent_calls_total", method="Prepare", code="ok") == 1
+    assert moved("xce_nodeagent_calls_total", method="Prepare", code="busy") == 1
+    assert moved("xce_nodeagent_calls_total", method="Prepare", code="never_fits") == 1
+    for outcome in ("ok", "transient", "job"):
+        assert moved("xce_nodeagent_prepare_seconds_count", outcome=outcome) == 1
+    assert moved("xce_nodeagent_release_seconds_count", outcome="ok") == 1
+    for step in ("plan", "look", "commit", "bind"):
+        assert moved("xce_nodeagent_prepare_step_seconds_count", step=step) == 1
+    for step in ("commit", "unbind"):
+        assert moved("xce_nodeagent_release_step_seconds_count", step=step) == 1
+    assert moved("xce_nodeagent_ledger_commits_total") >= 2
+    whole = moved("xce_nodeagent_prepare_seconds_sum", outcome="ok")
+    steps = [
+        moved("xce_nodeagent_prepare_step_seconds_sum", step=step)
+        for step in ("plan", "look", "commit", "bind")
+    ]
+    assert 0 < sum(steps) < whole < PATIENCE
+    for text in (held, after):
+        assert not any(word in text for word in (JOB, ATTEMPT, "another"))
+    assert len(values(after)) < 1000
+
+
+def test_what_is_told_is_what_is_documented(metered) -> None:
+    told = {name for name, _ in values(scrape(metered.port))}
+    known = {row.name for row in TABLE if not row.name.startswith("xce_nodeagent_report_")}
+    bare = {name.removesuffix(end) for name in told for end in ("", "_bucket", "_sum", "_count")}
+    assert known <= bare
+
+
+def test_the_process_is_told_as_prometheus_names_it(metered) -> None:
+    text = scrape(metered.port)
+    status = Path(f"/proc/{metered.process.pid}/status").read_text("ascii")
+    resident = int(status.split("VmRSS:")[1].split()[0]) * 1024
+    assert value(text, "process_resident_memory_bytes") == pytest.approx(resident, rel=0.5)
+    started = Path(f"/proc/{metered.process.pid}").stat().st_mtime
+    assert value(text, "process_start_time_seconds") == pytest.approx(started, abs=60)
+    assert value(text, "process_cpu_seconds_total") > 0
+    fds = len(os.listdir(f"/proc/{metered.process.pid}/fd"))
+    assert value(text, "process_open_fds") == pytest.approx(fds, abs=5)
+
+
+def test_a_drained_card_and_a_helper_that_is_replaced_are_seen(metered) -> None:
+    card = metered.instances("gpu")[0]["id"]
+    before = scrape(metered.port)
+    metered.call("Drain", id=card, reason="for a test")
+    try:
+        text = _fresh(metered, before)
+        assert value(text, "xce_nodeagent_instances", type="gpu", state="drained") == 1
+        assert value(text, "xce_nodeagent_instances_unfit", type="gpu", reason="drained") == 1
+    finally:
+        metered.call("Undrain", id=card)
+    roles = {dict(labels)["role"] for name, labels in values(text) if "helper_up" in name}
+    assert roles >= {"binder", "witness"}
+
+
+def test_the_file_has_the_same_and_nothing_of_the_process(metered) -> None:
+    path = metered.folder / "state" / "xce.prom"
+    _until(path.exists)
+    told = {name for name, _ in values(scrape(metered.port)) if not name.startswith("process_")}
+    assert {name for name, _ in values(path.read_text("utf-8"))} == told
+
+    def listed() -> float:
+        text = path.read_text("utf-8")
+        return value(text, "xce_nodeagent_calls_total", method="ListBindings", code="ok")
+
+    before = listed()
+    metered.call("ListBindings")
+    _until(lambda: listed() > before)
+
+
+def test_doctor_says_where_they_are(metered) -> None:
+    assert _checks(metered, "metrics") == [("ok", f"served at {metered.port}")]
+    (file,) = _checks(metered, "metrics.textfile")
+    assert file[0] == "ok"
+
+
+def test_a_crowd_of_hostile_readers_delays_no_job(metered) -> None:
+    host, _, port = metered.port.rpartition(":")
+    crowd = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(12)]
+    try:
+        for sock in crowd:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no end, and nothing is read
+        metered.call("Prepare", job="beside", request="rusage[gpu=1]")
+        metered.call("Release", job="beside")
+        assert "xce_nodeagent_build_info" in scrape(metered.port)
+    finally:
+        for sock in crowd:
+            sock.close()
+
+
+def test_off_by_default(cgroup2_mount) -> None:
+    with serving(cgroup2_mount) as agent:
+        assert not _checks(agent, "metrics")
+        assert not _checks(agent, "metrics.textfile")
+        net = Path(f"/proc/{agent.process.pid}/net/tcp").read_text("ascii").splitlines()[1:]
+        own = {
+            os.readlink(one)[8:-1]
+            for one in Path(f"/proc/{agent.process.pid}/fd").iterdir()
+            if os.readlink(one).startswith("socket:[")
+        }
+        assert not own & {line.split()[9] for line in net}
+
+
+def test_a_unix_socket_and_one_in_the_way(cgroup2_mount) -> None:
+    """A place that cannot be had is a warning and no failed start; a restart finds its own."""
+    with showing(cgroup2_mount, 'listen = "unix:@/run/m.sock"') as agent:
+        where = f"unix:{agent.folder}/run/m.sock"
+        assert "xce_nodeagent_build_info" in scrape(where)
+        asked = connection(where)
+        asked.request("POST", "/metrics", b"x" * 100)
+        assert asked.getresponse().status == 405
+        asked.close()
+        agent.kill()
+        agent.start()
+        assert "xce_nodeagent_build_info" in scrape(where)
+        agent.stop()
+        assert not Path(where.removeprefix("unix:")).exists()
+        Path(where.removeprefix("unix:")).write_text("somebody's")
+        agent.start()
+        ((state, text),) = _checks(agent, "metrics")
+        assert state == "warning"
+        assert "something that is no socket has this name" in text
+
+
+def test_a_port_that_is_taken_is_a_warning(cgroup2_mount) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with showing(cgroup2_mount, f'listen = "{where}"') as agent:
+            ((state, text),) = _checks(agent, "metrics")
+            assert (state, text) == (
+                "warning",
+                f"they are not served at {where}: Address already in use",
+            )
