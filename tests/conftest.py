@@ -122,6 +122,10 @@ def _etcd() -> str:
     return f"needs {', '.join(missing)}" if missing else ""
 
 
+def _openssl() -> str:
+    return "" if shutil.which("openssl") else "needs openssl"
+
+
 def _podman() -> str:
     missing = [tool for tool in ("podman", "crun") if not shutil.which(tool)]
     if missing:
@@ -156,6 +160,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "podman": _podman,
     "etcd": _etcd,
+    "openssl": _openssl,
 }
 
 # The machine is shared and slow at times: a deadline for one example would fail by chance.
