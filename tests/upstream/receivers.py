@@ -52,7 +52,7 @@ class Receiver:
     While `gate` is closed nobody gets an answer; `held` is set when somebody waits for one.
     """
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.nodes: dict[str, Kept] = {}
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -61,21 +61,28 @@ class Receiver:
         self.gate.set()
         self._changed = threading.Condition()
         self._open: list[socket.socket] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answerer())
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._answerer())
         self._server.daemon_threads = True
         if context is not None:
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
         scheme = "https" if context else "http"
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}/reports"
+        self.port = self._server.server_address[1]
+        self.url = f"{scheme}://127.0.0.1:{self.port}/reports"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
     def wait(self, done, seconds: float = PATIENCE) -> None:
         """Wait until something is so; fail with what came when it is not."""
+
+        def is_so() -> bool:
+            with contextlib.suppress(KeyError):  # of a node that has not come yet
+                return bool(done())
+            return False
+
         with self._changed:
-            assert self._changed.wait_for(done, seconds), self.kinds()
+            assert self._changed.wait_for(is_so, seconds), self.kinds()
 
     def kinds(self) -> list[str]:
         return [body["kind"] for body in self.bodies]
@@ -146,8 +153,8 @@ class Receiver:
 
 
 @contextlib.contextmanager
-def receiver(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    one = Receiver(context)
+def receiver(context: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Receiver]:
+    one = Receiver(context, port)
     try:
         yield one
     finally:

@@ -89,7 +89,8 @@ class Daemon:
         self._exposure = Exposure(config.metrics)
         self._stop = asyncio.Event()
         state = where.state
-        self._reporter = Reporter(sinks.configured(config, __version__), state, __version__)
+        places = sinks.configured(config, __version__, lambda: sinks.endpoints(where))
+        self._reporter = Reporter(places, state, __version__)
         self.ledger = Ledger(state / "ledger.db", host.boot_id(), time.time, uptime=host.uptime)
         self._supply = Supply(dial)
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from xce_nodeagent.daemon.account import Places, load
+from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.upstream.file import FileSink
 from xce_nodeagent.upstream.sink import Sink
@@ -15,18 +17,37 @@ _LATE = ("encodings.idna", "stringprep", "unicodedata", "email.parser", "http.cl
 """What sockets and HTTP import when they are used first; see `prepare`."""
 
 
-def configured(config: Config, program: str) -> tuple[Sink, ...]:
-    """Make the sinks. `program` is this program's version."""
-    return tuple(_configured(config, program))
+def configured(
+    config: Config, program: str, renew: Callable[[], Sequence[str]] | None = None
+) -> tuple[Sink, ...]:
+    """Make the sinks; nothing is opened yet.
+
+    `program` is this program's version, `renew` gives etcd's endpoints as they are configured then.
+    """
+    return tuple(_configured(config, program, renew))
 
 
-def _configured(config: Config, program: str) -> Iterator[Sink]:
+def endpoints(where: Places) -> Sequence[str]:
+    """Read etcd's endpoints anew, for a store that moved; none where the file has a fault now."""
+    try:
+        return load(where).upstream_etcd.endpoints
+    except BadConfig:
+        return ()
+
+
+def _configured(
+    config: Config, program: str, renew: Callable[[], Sequence[str]] | None
+) -> Iterator[Sink]:
     if config.upstream_file.path:
         yield FileSink(Path(config.upstream_file.path))
     if config.upstream_http.url:
         from xce_nodeagent.upstream.post import HttpSink  # noqa: PLC0415  # see above
 
         yield HttpSink(config.upstream_http, Random(), program=program)  # noqa: S311  # for jitter
+    if config.upstream_etcd.endpoints:
+        from xce_nodeagent.upstream import store  # noqa: PLC0415  # see above
+
+        yield store.sink(config.upstream_etcd, Random(), renew=renew)  # noqa: S311  # the same
 
 
 def prepare(config: Config) -> None:

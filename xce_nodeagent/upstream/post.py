@@ -22,7 +22,7 @@ from xce_nodeagent.model.upstream import UpstreamHttpConfig, is_local
 from xce_nodeagent.upstream import body, secret
 from xce_nodeagent.upstream.noanswer import NoAnswer
 from xce_nodeagent.upstream.report import Report
-from xce_nodeagent.upstream.sink import Undelivered
+from xce_nodeagent.upstream.sink import PLAIN, Undelivered
 from xce_nodeagent.upstream.tls import Files, Tls
 from xce_nodeagent.upstream.web import Answer, Connection
 
@@ -35,7 +35,6 @@ _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, *_MISSED, *_LATER)
 _SAID = 200  # characters of an answer that people are told
 
-_PLAIN = "in plain HTTP: whoever is on the way can read and change it"
 _RENEW = "renew the certificate, or see `ca`, `cert` and `key`; they are read again by themselves"
 
 
@@ -68,7 +67,7 @@ class HttpSink:
         # What stands in the query may be a secret.
         self.where = f"{self._connection.address}{parts.path}"
         plain = parts.scheme == "http" and not is_local(parts.hostname or "")
-        self.note = _PLAIN if plain else ""
+        self.note = PLAIN if plain else ""
         self._token = Path(config.token_file) if config.token_file else None
         self._full_seconds = config.full_seconds or math.inf
         self._random = random

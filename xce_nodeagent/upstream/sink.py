@@ -11,6 +11,9 @@ from typing import ClassVar, Protocol
 
 from xce_nodeagent.upstream.report import Report
 
+PLAIN = "in plain HTTP: whoever is on the way can read and change it"
+"""The note of a sink that speaks so to another host."""
+
 
 class Undelivered(Exception):
     """A report, or a sign of life, did not get there.
@@ -39,11 +42,15 @@ class Sink(Protocol):
     kind: ClassVar[str]
     """`file`, `etcd` or `http`, as in the configuration."""
 
-    where: str
-    """The place, for people: a path, a URL. No secret is in it."""
+    @property
+    def where(self) -> str:
+        """The place, for people: a path, a URL. No secret is in it."""
+        ...
 
-    note: str
-    """What people should know although reports get there; empty for nothing."""
+    @property
+    def note(self) -> str:
+        """What people should know although reports get there; empty for nothing."""
+        ...
 
     def deliver(self, report: Report) -> int:
         """Bring the place to this report; give the bytes that it took. Raise Undelivered.

@@ -12,9 +12,8 @@ from xce_nodeagent.upstream import secret
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdsink import EtcdSink
 from xce_nodeagent.upstream.keys import Keys
+from xce_nodeagent.upstream.sink import PLAIN
 from xce_nodeagent.upstream.tls import Files, Tls
-
-PLAIN = "in plain HTTP: whoever is on the way can read and change it"
 
 
 def client(config: UpstreamEtcdConfig, random: Random) -> Client:
