@@ -55,10 +55,10 @@ def _sum(state: str) -> Callable[[NodeView], Any]:
 
 
 KEYS: dict[str, Callable[[NodeView], Any]] = {
-    "name": lambda node: (),
+    "name": lambda node: natural(node.name),
     "state": lambda node: WORST.index(node.state),
     "block": lambda node: natural(node.block),
-    "shape": lambda node: shape(node),
+    "shape": lambda node: natural(shape(node)),
     "free": _sum("free"),
     "held": _sum("held"),
     "unhealthy": lambda node: -sum(one.state == "unhealthy" for one in node.wrong),
@@ -76,12 +76,18 @@ def ordered(
     return tuple(sorted(by_name, key=KEYS[key], reverse=reverse))
 
 
-def shape(node: NodeView) -> str:
+def shape(node: NodeView, *, short: bool = False) -> str:
     """Say what a node has for jobs to compute with: `8 NVIDIA H100 80GB HBM3`."""
     cards = [one for one in node.instances if one.type not in ("nic", "ports") and one.usable]
     if not cards:
         return "no cards" if node.instances else ""
-    return ", ".join(f"{one.total} {one.model or one.type}" for one in cards)
+    return ", ".join(f"{one.total} {_kind(one, short=short)}" for one in cards)
+
+
+def _kind(tally: Tally, *, short: bool) -> str:
+    if tally.type in ("mig", "mps") or not tally.model:  # their card has said its model
+        return tally.type
+    return tally.model.removeprefix("NVIDIA ").removeprefix("AMD ") if short else tally.model
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -89,6 +95,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
     block: str
     shape: str
+    short: str
     nodes: int
     states: tuple[tuple[NodeState, int], ...]
     instances: tuple[Tally, ...]
@@ -104,6 +111,7 @@ def groups(nodes: Iterable[NodeView], *, by_block: bool = True) -> tuple[Group, 
         Group(
             block=block,
             shape=what,
+            short=shape(members[0], short=True),
             nodes=len(members),
             states=tuple(
                 (state, count)

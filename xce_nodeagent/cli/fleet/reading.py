@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from xce_nodeagent.cli.fleet.view import (
-    STATES,
     WORST,
     FleetView,
     Job,
@@ -78,9 +77,14 @@ class Reading:
         head, static = node.head, node.static
         states = self._states(node, static.ids if static is not None else ())
         wrong = tuple(
-            Wrong(id=printable(one.id), type=one.row.type, state=state, reason=printable(told))
+            Wrong(
+                id=printable(one.id),
+                type=one.row.type,
+                state=state,
+                reason=printable(one.why.reason),
+            )
             for one in states
-            if (state := _kept(one.state)) and (told := one.why.reason) is not None
+            if (state := _kept(one.state))
         )
         return NodeView(
             name=printable(node.name),
@@ -104,9 +108,7 @@ class Reading:
                 for one in node.bindings
             ),
             wrong=wrong,
-            cards="".join(
-                _card(one, states) for one in states if one.row.type in _COMPUTING
-            ),
+            cards="".join(_card(one, states) for one in states if one.row.type in _COMPUTING),
         )
 
     def _states(self, node: Node, ids: tuple[str, ...]) -> list[_One]:
@@ -152,9 +154,7 @@ def _rows(shape: Shape) -> tuple[_Row, ...]:
             type="" if row.type in divisible else printable(row.type),
             model=printable(str(cleaned(row.attributes.get("model", "")))),
             overlaps=tuple(
-                place
-                for one in row.overlaps
-                if (place := _place(one, len(shape.rows))) is not None
+                place for one in row.overlaps if (place := _place(one, len(shape.rows))) is not None
             ),
             parts=tuple(parts.get(at, ())),
             cut=at in slices,
@@ -201,7 +201,7 @@ def _tallies(states: list[_One]) -> tuple[Tally, ...]:
     counted = Counter((one.row.type, one.row.model, one.state) for one in states if one.row.type)
     return added(
         (
-            Tally(type=kind, model=model, **{state: count})
+            structs.replace(Tally(type=kind, model=model), **{state: count})
             for (kind, model, state), count in counted.items()
         ),
         by_model=True,
@@ -216,11 +216,17 @@ def _divisible(node: Node) -> tuple[Tally, ...]:
         count = node.totals.get(kind.name) if kind.divisible else None
         if count is None or not count.total:
             continue
-        numbers = dict.fromkeys(STATES, 0)
-        numbers["unhealthy"] = max(0, count.total - count.healthy)
-        numbers["free" if node.available else "away"] = count.free
-        numbers["held"] = max(0, count.total - numbers["unhealthy"] - count.free)
-        found.append(Tally(type=printable(kind.name), total=count.total, **numbers))
+        unhealthy = max(0, count.total - count.healthy)
+        found.append(
+            Tally(
+                type=printable(kind.name),
+                total=count.total,
+                free=count.free if node.available else 0,
+                held=max(0, count.total - unhealthy - count.free),
+                unhealthy=unhealthy,
+                away=0 if node.available else count.free,
+            )
+        )
     return tuple(found)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from msgspec import Struct
 from rich.cells import cell_len
@@ -58,6 +57,8 @@ class _Column(Struct, frozen=True):
     cells: list[Text]
     drop: int = 0
     """Where there is no room the columns of the highest number go first; 0 stays."""
+    short: tuple[Text, ...] = ()
+    """The same in fewer words."""
 
 
 def table(view: FleetView, nodes: Sequence[NodeView], page: Page) -> list[Text]:
@@ -73,7 +74,7 @@ def table(view: FleetView, nodes: Sequence[NodeView], page: Page) -> list[Text]:
     ill = exceptional(nodes)
     if ill:
         shown = ill[: max(page.lines - len(lines) - 5, 5)]
-        lines += [Text(), *_rows(shown, page)]
+        lines += [Text(), *_exceptions(shown, page)]
         if len(shown) < len(ill):
             lines.append(Text(f"and {_nodes(len(ill) - len(shown))} more: --unhealthy, --stale"))
     lines.append(Text("nodes that are alike are in one row; --all shows each", style="dim"))
@@ -135,10 +136,39 @@ def _rows(nodes: Sequence[NodeView], page: Page) -> list[Text]:
     columns += _by_type([node.instances for node in nodes])
     columns += [
         _Column("JOBS", [Text(str(len(node.jobs)), justify="right") for node in nodes], 4),
-        _Column("WHAT", [Text(shape(node)) for node in nodes], 1),
+        _Column(
+            "WHAT",
+            [Text(shape(node)) for node in nodes],
+            1,
+            tuple(Text(shape(node, short=True)) for node in nodes),
+        ),
         _Column("CHANGED", [Text(age(node.reported, page.now)) for node in nodes], 5),
     ]
     return _fitted(columns, page)
+
+
+def _exceptions(nodes: Sequence[NodeView], page: Page) -> list[Text]:
+    columns = [
+        _Column("NODE", [Text(node.name) for node in nodes]),
+        _Column("STATE", [Text(node.state, style=STYLES[node.state]) for node in nodes]),
+    ]
+    if any(node.block for node in nodes):
+        columns.append(_Column("BLOCK", [Text(node.block) for node in nodes], 3))
+    why = [Text(_why(node, page.now)) for node in nodes]
+    columns += [*_by_type([node.instances for node in nodes]), _Column("WHY", why, 1, tuple(why))]
+    return _fitted(columns, page)
+
+
+def _why(node: NodeView, now: float) -> str:
+    """Say what is wrong with a node in a line; the whole of it is told where it has a row."""
+    first = next((one for one in node.wrong if one.state == "unhealthy"), None)
+    told = [*node.faults]
+    if not node.available:
+        told.append(f"no sign of life; its last change was {age(node.reported, now) or 'never'}")
+    if first is not None:
+        more = sum(one.state == "unhealthy" for one in node.wrong) - 1
+        told.append(f"{first.type}: {first.reason or 'unhealthy'}{f', {more} more' * bool(more)}")
+    return "; ".join(told)
 
 
 def _by_type(rows: Sequence[Sequence[Tally]]) -> list[_Column]:
@@ -171,31 +201,38 @@ def _group_rows(found: Iterable[Group], page: Page) -> list[Text]:
         _Column("STATE", [_states(group) for group in alike]),
         *_by_type([group.instances for group in alike]),
         _Column("JOBS", [Text(str(group.jobs)) for group in alike], 4),
-        _Column("WHAT, EACH", [Text(group.shape) for group in alike], 1),
+        _Column(
+            "WHAT, EACH",
+            [Text(group.shape) for group in alike],
+            1,
+            tuple(Text(group.short) for group in alike),
+        ),
     ]
     return _fitted(columns, page)
 
 
 def _states(group: Group) -> Text:
-    if group.states == (("ok", group.nodes),):
-        return Text("ok", style="green")
-    told = [Text(f"{count} {state}", style=STYLES[state]) for state, count in group.states]
-    return Text(", ").join(told)
+    told = [
+        Text(f"{count} {state}", style=STYLES[state])
+        for state, count in group.states
+        if state != "ok"
+    ]
+    return Text(", ").join(told) if told else Text("ok", style=STYLES["ok"])
 
 
 def _fitted(columns: list[_Column], page: Page) -> list[Text]:
     """Let columns go until the others fit; the one that says what a node is, is shortened."""
     kept = list(columns)
-    while (over := _width(kept) - page.columns) > 0:
+    while _width(kept) > page.columns:
         what = next((at for at, one in enumerate(kept) if one.drop == 1), None)
         if what is not None:
-            least = max(cell_len(kept[what].title), _LEAST_WHAT)
-            room = _wide(kept[what]) - over
-            if room >= least:
-                kept[what] = _Column(
-                    kept[what].title, [_cut(cell, room) for cell in kept[what].cells], 1
-                )
+            full = kept[what]
+            short = kept[what] = _Column(full.title, list(full.short), 1, full.short)
+            room = _wide(short) - (_width(kept) - page.columns)
+            if room >= min(_wide(short), _LEAST_WHAT):
+                kept[what] = _Column(full.title, [_cut(cell, room) for cell in short.cells], 1)
                 break
+            kept[what] = full
         last = max(kept, key=lambda one: one.drop)
         if not last.drop:
             break
@@ -270,9 +307,10 @@ def age(then: float | None, now: float) -> str:
 def detail(node: NodeView, inventory: Callable[[], str], page: Page) -> list[Text | str]:
     """Give all of one node. `inventory` gives the table of its instances, empty for none."""
     title = Text.assemble((node.name, "bold"), ": ", (node.state, STYLES[node.state]))
-    facts: list[tuple[str, Any]] = [
+    changed = age(node.reported, page.now)
+    facts = [
         ("block", node.block),
-        ("changed", age(node.reported, page.now) and f"{age(node.reported, page.now)}, by its clock"),
+        ("changed", changed and f"{changed}, by its clock"),
         ("agent", node.program),
     ]
     lines: list[Text | str] = [title]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct, to_builtins
 
 SCHEMA = "xce.fleet/v1"
 
@@ -168,11 +168,12 @@ def rank(kind: str, model: str = "") -> tuple[int, str, str]:
     return (FIRST.index(kind) if kind in FIRST else len(FIRST), kind, model)
 
 
-def told(view: FleetView) -> FleetView:
+def told(view: FleetView) -> dict[str, Any]:
     """Give a fleet as it is printed as JSON: without what is for the picture alone."""
-    return structs.replace(
-        view, nodes=tuple(structs.replace(node, cards="") for node in view.nodes)
-    )
+    value: dict[str, Any] = to_builtins(view)
+    for node in value["nodes"]:
+        del node["cards"]
+    return value
 
 
 def natural(name: str) -> tuple[tuple[str, int], ...]:
