@@ -40,7 +40,7 @@ svg {{ display: block; }} .block svg + svg {{ margin-top: 5px; }}
 .unhealthy {{ stroke: var(--unhealthy); stroke-width: 2.2; }}
 .stale {{ stroke: var(--ink); stroke-dasharray: 3 2; fill: var(--bar); }}
 .strike {{ fill: none; stroke: var(--ink); stroke-width: 1; }}
-.two, .unreadable {{ stroke: var(--unhealthy); stroke-width: 2.2; stroke-dasharray: 2 1.5; }}
+.two, .faulty, .unreadable {{ stroke: var(--unhealthy); stroke-width: 2.2; stroke-dasharray: 2 1.5; }}
 .sign {{ font: bold 17px {font}; text-anchor: middle; fill: var(--unhealthy);
   stroke: var(--card); stroke-width: 3; paint-order: stroke; }}
 .f {{ fill: none; stroke: var(--faint); stroke-width: 1; }}
@@ -106,7 +106,8 @@ _NODES = (
     (Look("unhealthy", "fu"), "with something unhealthy"),
     (Look("stale", "aa"), "no sign of life"),
     (Look("two agents", "ff"), "two agents claim it"),
-    (Look("unreadable", ""), "what is told of it cannot be read"),
+    (Look("faulty", "ff"), "what is told of it cannot be believed"),
+    (Look("unreadable", ""), "or not be read"),
 )
 _TOLD = 4  # jobs, and reasons, that a node's title tells
 _HEADER = ("Node", "Block", "State", "What", "Why")
@@ -164,23 +165,23 @@ def _variables(colours: dict[str, str]) -> str:
 
 
 def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _summary(told: Summary) -> str:
     nodes = told.nodes
     parts = [
-        f"{_count(nodes.total, 'node')}: {nodes.available} available",
-        f"{nodes.unavailable} unavailable",
-        f"{nodes.faulty} faulty",
-        f"{nodes.unhealthy} with unhealthy instances; {_count(told.jobs, 'job')}",
+        f"{_count(nodes.total, 'node')}: {nodes.available:,} available",
+        f"{nodes.unavailable:,} unavailable",
+        f"{nodes.faulty:,} faulty",
+        f"{nodes.unhealthy:,} with unhealthy instances; {_count(told.jobs, 'job')}",
     ]
     return f"{', '.join(parts)}. {_tallies(told.instances)}"
 
 
 def _tallies(tallies: Iterable[Tally]) -> str:
     """Say of each type how many are free of those that are for jobs."""
-    return ", ".join(f"{one.type} {one.free}/{one.usable} free" for one in tallies if one.usable)
+    return ", ".join(f"{one.type} {one.free:,}/{one.usable:,} free" for one in tallies if one.usable)
 
 
 def _legend(names: dict[Look, str]) -> str:
@@ -207,7 +208,7 @@ def _look(look: Look, name: str) -> str:
     parts += [_cards(letter, where) for letter, where in places.items()]
     if look.state == "stale":
         parts.append(f'<path class="strike" d="M0 {look.height}L{look.width} 0"/>')
-    if sign := {"two": "2", "unreadable": "?"}.get(kind):
+    if sign := {"two": "2", "faulty": "!", "unreadable": "?"}.get(kind):
         middle = f'x="{look.width / 2:g}" y="{look.height / 2 + 6:g}"'
         parts.append(f'<text class="sign" {middle}>{sign}</text>')
     return "".join([*parts, "</g>"])

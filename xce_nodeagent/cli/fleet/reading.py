@@ -232,9 +232,11 @@ def _divisible(node: Node) -> tuple[Tally, ...]:
 
 def _worst(node: Node, wrong: tuple[Wrong, ...]) -> NodeState:
     found: set[NodeState] = {one.state for one in wrong}
-    if any(fault.startswith("two agents") for fault in node.faults):
+    if node.faults:
+        found.add("faulty")
+    if any("two agents" in fault for fault in node.faults):
         found.add("two agents")
-    elif node.faults:
+    if node.head is None or node.shape is None:
         found.add("unreadable")
     if not node.available:
         found.add("stale")

@@ -28,8 +28,8 @@ from xce_nodeagent.cli.session import run_of
 from xce_nodeagent.cli.table import in_columns
 
 STYLES: dict[NodeState, str] = {
-    "ok": "green", "drained": "yellow", "unhealthy": "red", "stale": "magenta",
-    "two agents": "bold red", "unreadable": "bold red",
+    "ok": "green", "drained": "yellow", "unhealthy": "red", "faulty": "bold red",
+    "stale": "magenta", "two agents": "bold red", "unreadable": "bold red",
 }  # fmt: skip
 _HIDDEN = ("ports",)  # in the numbers at the top, no column
 _NAMED = 3  # instances of a node and a reason that are named

@@ -14,12 +14,13 @@ from msgspec import Struct, to_builtins
 
 SCHEMA = "xce.fleet/v1"
 
-NodeState = Literal["ok", "drained", "unhealthy", "stale", "two agents", "unreadable"]
+NodeState = Literal["ok", "drained", "unhealthy", "faulty", "stale", "two agents", "unreadable"]
 """`stale`: its lease has ended, nobody keeps what is told of it up to date. `two agents`: another
-living agent claims the name. `unreadable`: what the store has of it cannot be read."""
+living agent claims the name. `unreadable`: its inventory cannot be read; `faulty`: something else
+that the store has of it cannot be believed."""
 
 WORST: tuple[NodeState, ...] = (
-    "unreadable", "two agents", "stale", "unhealthy", "drained", "ok",
+    "unreadable", "two agents", "stale", "faulty", "unhealthy", "drained", "ok",
 )  # fmt: skip
 """Of several states a node shows the first."""
 

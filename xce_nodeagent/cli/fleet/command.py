@@ -1,0 +1,268 @@
+"""The command `fleet`: what a whole fleet has, from the store that its agents report to."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from xce_nodeagent.cli.session import (
+    Session,
+    command,
+    example,
+    pass_session,
+    tell,
+    with_json,
+)
+from xce_nodeagent.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xce_nodeagent.cli.fleet.order import Wanted
+    from xce_nodeagent.cli.fleet.store import Store
+    from xce_nodeagent.cli.fleet.table import Page
+    from xce_nodeagent.cli.fleet.view import FleetView, NodeView
+
+SECONDS = 20.0
+"""How long to wait for the store unless told otherwise: as long as a reader of 10,000 nodes may
+take to start."""
+
+_SORTS = ("name", "state", "block", "shape", "free", "held", "unhealthy", "jobs", "changed")
+_GLOB = frozenset("*?[")
+
+
+def _free(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, int]]:
+    found = []
+    for value in values:
+        kind, _sign, count = value.partition("=")
+        if not kind or not (count.isdecimal() and count.isascii() and 0 < len(count) < 10):
+            raise click.BadParameter(f"{value!r}: expected a type and a number, as in gpu=8")
+        found.append((kind, int(count)))
+    return found
+
+
+def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
+    if not 0 < value < 86400:  # NaN as well
+        raise click.BadParameter(f"{value:g}: expected up to a day, in seconds")
+    return value
+
+
+@command()
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+@click.option("--config", metavar="FILE", help="The configuration; XCE_NODEAGENT_CONFIG likewise.")
+@click.option("--endpoint", "endpoints", metavar="URL", multiple=True, help="A member of the store.")
+@click.option("--sort", type=click.Choice(_SORTS), help="What comes first; most first, or worst.")
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--unhealthy", is_flag=True, help="Only nodes with something unhealthy, or faults.")
+@click.option("--stale", is_flag=True, help="Only nodes that give no sign of life.")
+@click.option(
+    "--free",
+    metavar="TYPE=N",
+    multiple=True,
+    callback=_free,
+    help="Only nodes that have so many free; may be repeated.",
+)
+@click.option("--block", "blocks", metavar="GLOB", multiple=True, help="Only these switch blocks.")
+@click.option("--all", "every", is_flag=True, help="A row for each node, however many there are.")
+@click.option("--wide", is_flag=True, help="All reasons, and lines as long as they are.")
+@click.option("--html", metavar="FILE", help="Draw a picture of it by switch block, as a page.")
+@click.option("--watch", is_flag=True, help="Go on, and show what changes.")
+@click.option("--forget", is_flag=True, help="Delete nodes that are gone for ever from the store.")
+@click.option("--yes", is_flag=True, help="Do not ask whether to --forget.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints.")
+@click.option(
+    "--deadline",
+    type=float,
+    metavar="SECONDS",
+    default=SECONDS,
+    callback=_deadline,
+    help=f"How long to wait for the store; else {SECONDS:g}.",
+)
+@with_json
+@pass_session
+@example(
+    "xce-nodeagent fleet",
+    "xce-nodeagent fleet --free gpu=8 --sort block",
+    "xce-nodeagent fleet --unhealthy --wide",
+    "xce-nodeagent fleet 'rack7-*' --watch",
+    "xce-nodeagent fleet rack7-n03",
+    "xce-nodeagent fleet --html fleet.html",
+    "xce-nodeagent fleet --json | jq '.nodes[] | select(.state != \"ok\") | .name'",
+    "xce-nodeagent fleet --forget rack7-n03",
+)
+def fleet(  # noqa: PLR0917  # click gives them by name
+    session: Session,
+    names: tuple[str, ...],
+    config: str | None,
+    endpoints: tuple[str, ...],
+    sort: str | None,
+    free: list[tuple[str, int]],
+    blocks: tuple[str, ...],
+    html: str | None,
+    deadline: float,
+    *,
+    reverse: bool,
+    unhealthy: bool,
+    stale: bool,
+    every: bool,
+    wide: bool,
+    watch: bool,
+    forget: bool,
+    yes: bool,
+    schema: bool,
+) -> None:
+    """Show all nodes that report to the store: what is free, who has what, what is wrong.
+
+    Reads the store of [upstream.etcd], or of --endpoint. GPU 3/8 is three free of eight that are
+    for jobs; `!` says that some of the others are unhealthy. A NODE is shown in full; one with *
+    or ? in it chooses nodes. More nodes than the terminal has lines for are shown by switch block
+    and shape, with those that somebody should look at; a pipe gets a line for each.
+
+    \b
+    STATE       ok, or the worst of:
+    drained     some of its instances are
+    unhealthy   some of its instances are
+    faulty      the store has something of it that cannot be believed
+    stale       its agent gives no sign of life
+    two agents  another living agent claims its name
+    unreadable  what it has cannot be read
+
+    --watch shows what changes as it does, until interrupted; in a pipe a line for each node that
+    changed, with --json a line of JSON for each change, the first with every node.
+
+    --forget deletes all that the store has of a NODE, which must have no living agent.
+    """  # noqa: D301  # \b keeps click from filling the lines
+    if schema:
+        from xce_nodeagent.cli.fleet.schema import schema as described  # noqa: PLC0415  # rarely
+
+        session.show_json(described())
+        return
+    if html is not None and (watch or session.json):
+        raise click.UsageError("--html is for one picture: without --watch and --json")
+    if forget and (watch or html is not None or not names):
+        raise click.UsageError("--forget is for NODEs, and shows nothing")
+    from xce_nodeagent.cli.fleet import store as stores  # noqa: PLC0415  # only this command needs it
+    from xce_nodeagent.cli.fleet.order import Wanted  # noqa: PLC0415  # the same
+
+    globs = tuple(name for name in names if _GLOB & set(name))
+    full = tuple(name for name in names if name not in globs)
+    if full and watch:
+        globs, full = names, ()
+    wanted = Wanted(
+        unhealthy=unhealthy, stale=stale, free=tuple(free), names=globs, blocks=blocks
+    )
+    settings = stores.settings(os.environ, config, endpoints)
+    if forget:
+        if globs:
+            raise click.UsageError("--forget takes names of nodes, no patterns")
+        _forget(session, settings, full, deadline, yes=yes)
+        return
+    page = _page(every=every or bool(wanted) or sort is not None, wide=wide)
+    with stores.opened(settings, deadline) as store:
+        if watch:
+            _watch(session, store, _chooser(wanted, sort or "name", reverse=reverse), page)
+            return
+        view = store.view()
+        if full:
+            _nodes(session, store, view, full, page())
+            return
+        chosen = _chooser(wanted, sort or "name", reverse=reverse)(view)
+    _show(session, view, chosen, html, page())
+
+
+def _chooser(
+    wanted: Wanted, sort: str, *, reverse: bool
+) -> Callable[[FleetView], tuple[NodeView, ...]]:
+    from xce_nodeagent.cli.fleet.order import chosen, ordered  # noqa: PLC0415  # this alone
+
+    return lambda view: ordered(chosen(view.nodes, wanted), sort, reverse=reverse)
+
+
+def _page(*, every: bool, wide: bool) -> Callable[[], Page]:
+    """Give what makes the page of this moment: a terminal may change its size."""
+    from xce_nodeagent.cli.fleet.table import ENDLESS, Page  # noqa: PLC0415  # rich takes its time
+    from xce_nodeagent.cli.table import columns, lines  # noqa: PLC0415  # the same
+
+    return lambda: Page(
+        columns=ENDLESS if wide else columns(),
+        lines=lines(),
+        now=time.time(),
+        wide=wide,
+        every=every,
+    )
+
+
+def _show(
+    session: Session,
+    view: FleetView,
+    chosen: tuple[NodeView, ...],
+    html: str | None,
+    page: Page,
+) -> None:
+    if session.json:
+        from xce_nodeagent.cli.fleet.view import told  # noqa: PLC0415  # only where it is asked for
+
+        session.show_json(told(view, chosen))
+    elif html is not None:
+        from xce_nodeagent.cli.fleet.page import page as drawn  # noqa: PLC0415  # the same
+        from xce_nodeagent.cli.inventory import put  # noqa: PLC0415  # the same
+
+        put(session, "--html", html, drawn(view, chosen, page.now))
+    else:
+        from xce_nodeagent.cli.fleet.table import written  # noqa: PLC0415  # rich takes its time
+
+        session.show(written(view, chosen, page))
+
+
+def _nodes(
+    session: Session, store: Store, view: FleetView, names: tuple[str, ...], page: Page
+) -> None:
+    from xce_nodeagent.cli.fleet.table import detail  # noqa: PLC0415  # rich takes its time
+
+    known = {node.name: node for node in view.nodes}
+    for name in names:
+        if name not in known:
+            raise BadRequest(
+                f"NODE {name!r}: the store has no such node; `fleet` lists those that it has",
+                node=name,
+            )
+    if session.json:
+        session.show_json([{**store.told(known[name]), "inventory": store.inventory(name)}
+                           for name in names])  # fmt: skip
+        return
+    session.show("\n".join(detail(known[name], store.inventory(name), page) for name in names))
+
+
+def _watch(
+    session: Session,
+    store: Store,
+    chosen: Callable[[FleetView], tuple[NodeView, ...]],
+    page: Callable[[], Page],
+) -> None:
+    from xce_nodeagent.cli.fleet import follow  # noqa: PLC0415  # rich takes its time
+
+    every = follow.views(store, store.reading)
+    if page().lines is None or session.json:
+        follow.tell(every, chosen, session.show, as_json=session.json)
+    else:
+        follow.draw(every, chosen, page)
+
+
+def _forget(
+    session: Session, settings: object, names: tuple[str, ...], deadline: float, *, yes: bool
+) -> None:
+    if not yes:
+        asked = f"Delete all that the store has of {', '.join(names)}?"
+        if not click.confirm(asked, err=True):
+            tell("nothing was deleted")
+            return
+    from xce_nodeagent.cli.fleet.forget import forget  # noqa: PLC0415  # rarely
+
+    done = forget(settings, names, deadline)  # type: ignore[arg-type]
+    if session.json:
+        session.show_json({"forgotten": done})
+    else:
+        session.show("\n".join(f"{name}: {count} keys deleted" for name, count in done.items()))
