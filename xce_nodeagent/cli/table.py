@@ -93,7 +93,8 @@ def _width(header: Sequence[str], rows: Sequence[Row]) -> int:
 
 def inventory_table(inventory: dict[str, Any]) -> str:
     """Show instances with their state and holders, then what is wrong."""
-    source = "the agent" if inventory["source"] == "agent" else "this command, not the agent"
+    sources = {"agent": "the agent", "store": "its agent, from the store"}
+    source = sources.get(inventory["source"], "this command, not the agent")
     title = Text(f"{inventory['node']}, as seen by {source}", style="bold")
     generation = Text(f"generation {inventory['generation']}")
     found = inventory["instances"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from xce_nodeagent.cli.session import (
     tell,
     with_json,
 )
+from xce_nodeagent.cli.width import room
 from xce_nodeagent.errors import BadRequest
+from xce_nodeagent.model.name import cleaned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +56,9 @@ def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
 @command()
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 @click.option("--config", metavar="FILE", help="The configuration; XCE_NODEAGENT_CONFIG likewise.")
-@click.option("--endpoint", "endpoints", metavar="URL", multiple=True, help="A member of the store.")
+@click.option(
+    "--endpoint", "endpoints", metavar="URL", multiple=True, help="A member of the store."
+)
 @click.option("--sort", type=click.Choice(_SORTS), help="What comes first; most first, or worst.")
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option("--unhealthy", is_flag=True, help="Only nodes with something unhealthy, or faults.")
@@ -151,9 +156,7 @@ def fleet(  # noqa: PLR0917  # click gives them by name
     full = tuple(name for name in names if name not in globs)
     if full and watch:
         globs, full = names, ()
-    wanted = Wanted(
-        unhealthy=unhealthy, stale=stale, free=tuple(free), names=globs, blocks=blocks
-    )
+    wanted = Wanted(unhealthy=unhealthy, stale=stale, free=tuple(free), names=globs, blocks=blocks)
     settings = stores.settings(os.environ, config, endpoints)
     if forget:
         if globs:
@@ -184,15 +187,18 @@ def _chooser(
 def _page(*, every: bool, wide: bool) -> Callable[[], Page]:
     """Give what makes the page of this moment: a terminal may change its size."""
     from xce_nodeagent.cli.fleet.table import ENDLESS, Page  # noqa: PLC0415  # rich takes its time
-    from xce_nodeagent.cli.table import columns, lines  # noqa: PLC0415  # the same
 
-    return lambda: Page(
-        columns=ENDLESS if wide else columns(),
-        lines=lines(),
-        now=time.time(),
-        wide=wide,
-        every=every,
-    )
+    def now() -> Page:
+        columns = room()
+        return Page(
+            columns=ENDLESS if wide or columns is None else columns,
+            lines=None if columns is None else shutil.get_terminal_size().lines,
+            now=time.time(),
+            wide=wide,
+            every=every,
+        )
+
+    return now
 
 
 def _show(
@@ -220,8 +226,6 @@ def _show(
 def _nodes(
     session: Session, store: Store, view: FleetView, names: tuple[str, ...], page: Page
 ) -> None:
-    from xce_nodeagent.cli.fleet.table import detail  # noqa: PLC0415  # rich takes its time
-
     known = {node.name: node for node in view.nodes}
     for name in names:
         if name not in known:
@@ -230,10 +234,27 @@ def _nodes(
                 node=name,
             )
     if session.json:
-        session.show_json([{**store.told(known[name]), "inventory": store.inventory(name)}
-                           for name in names])  # fmt: skip
+        from xce_nodeagent.cli.fleet.view import told  # noqa: PLC0415  # only where it is asked for
+
+        value = told(view, [known[name] for name in names])
+        for node in value["nodes"]:
+            node["inventory"] = store.inventory(node["name"])
+        session.show_json(value)
         return
-    session.show("\n".join(detail(known[name], store.inventory(name), page) for name in names))
+    from xce_nodeagent.cli.fleet.reason import detail  # noqa: PLC0415  # rich takes its time
+    from xce_nodeagent.cli.fleet.table import printed  # noqa: PLC0415  # the same
+    from xce_nodeagent.cli.table import inventory_table  # noqa: PLC0415  # the same
+
+    texts = []
+    for name in names:
+        texts.append(printed(detail(known[name], page.now), page))
+        found = store.inventory(name)
+        texts.append(
+            "its inventory cannot be put together\n"
+            if found is None
+            else inventory_table(cleaned(found))
+        )
+    session.show("".join(texts))
 
 
 def _watch(

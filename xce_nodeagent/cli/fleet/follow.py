@@ -11,12 +11,11 @@ from typing import Any, Protocol
 from msgspec import to_builtins
 from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from xce_nodeagent.cli.fleet.order import shape
 from xce_nodeagent.cli.fleet.reading import Reading
-from xce_nodeagent.cli.fleet.table import Page, table
-from xce_nodeagent.cli.fleet.view import FleetView, NodeView, added
+from xce_nodeagent.cli.fleet.table import Page, styled, table
+from xce_nodeagent.cli.fleet.view import FleetView, NodeView, added, told_of
 from xce_nodeagent.upstream.fleet import Fleet
 
 CHANGE = "xce.fleet.change/v1"
@@ -56,7 +55,7 @@ def draw(every: Iterator[FleetView], chosen: Chosen, page: Callable[[], Page]) -
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         for view in every:
-            live.update(Text("\n").join(table(view, chosen(view), page())), refresh=True)
+            live.update(styled(table(view, chosen(view), page())), refresh=True)
 
 
 def tell(
@@ -89,9 +88,6 @@ def difference(
 
 def change(view: FleetView, changed: list[NodeView], gone: list[str]) -> dict[str, Any]:
     """Give a change as it is printed as JSON; from nothing, it has every node."""
-    nodes = to_builtins(changed)
-    for node in nodes:
-        del node["cards"]
     return {
         "schema": CHANGE,
         "cluster": view.cluster,
@@ -99,7 +95,7 @@ def change(view: FleetView, changed: list[NodeView], gone: list[str]) -> dict[st
         "digest": view.digest,
         "outdated": view.outdated,
         "summary": to_builtins(view.summary),
-        "nodes": nodes,
+        "nodes": list(map(told_of, changed)),
         "gone": gone,
     }
 
@@ -120,5 +116,3 @@ def lines(
         yield f"{node.name} {node.state}: {free}; {len(node.jobs)} jobs; {shape(node)}{told}"
     for name in gone:
         yield f"{name} is gone"
-
-

@@ -40,7 +40,8 @@ svg {{ display: block; }} .block svg + svg {{ margin-top: 5px; }}
 .unhealthy {{ stroke: var(--unhealthy); stroke-width: 2.2; }}
 .stale {{ stroke: var(--ink); stroke-dasharray: 3 2; fill: var(--bar); }}
 .strike {{ fill: none; stroke: var(--ink); stroke-width: 1; }}
-.two, .faulty, .unreadable {{ stroke: var(--unhealthy); stroke-width: 2.2; stroke-dasharray: 2 1.5; }}
+.two, .faulty, .unreadable {{ stroke: var(--unhealthy); stroke-width: 2.2;
+  stroke-dasharray: 2 1.5; }}
 .sign {{ font: bold 17px {font}; text-anchor: middle; fill: var(--unhealthy);
   stroke: var(--card); stroke-width: 3; paint-order: stroke; }}
 .f {{ fill: none; stroke: var(--faint); stroke-width: 1; }}
@@ -181,7 +182,9 @@ def _summary(told: Summary) -> str:
 
 def _tallies(tallies: Iterable[Tally]) -> str:
     """Say of each type how many are free of those that are for jobs."""
-    return ", ".join(f"{one.type} {one.free:,}/{one.usable:,} free" for one in tallies if one.usable)
+    return ", ".join(
+        f"{one.type} {one.free:,}/{one.usable:,} free" for one in tallies if one.usable
+    )
 
 
 def _legend(names: dict[Look, str]) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, structs, to_builtins
 
 SCHEMA = "xce.fleet/v1"
 
@@ -116,7 +116,8 @@ class FleetView(Struct, frozen=True, kw_only=True):
     """A fleet. `revision` is the store's, `digest` that of what all nodes reported.
 
     `outdated` says why this may not be how things are: the store is away. Empty where it is.
-    `faults` tell of keys that are of no node.
+    `faults` tell of keys that are of no node. `summary` is of the whole fleet, whichever `nodes`
+    were chosen.
     """
 
     schema: str = SCHEMA
@@ -169,11 +170,16 @@ def rank(kind: str, model: str = "") -> tuple[int, str, str]:
     return (FIRST.index(kind) if kind in FIRST else len(FIRST), kind, model)
 
 
-def told(view: FleetView) -> dict[str, Any]:
-    """Give a fleet as it is printed as JSON: without what is for the picture alone."""
-    value: dict[str, Any] = to_builtins(view)
-    for node in value["nodes"]:
-        del node["cards"]
+def told(view: FleetView, nodes: Iterable[NodeView]) -> dict[str, Any]:
+    """Give a fleet as it is printed as JSON, of these nodes; `summary` is of all of them."""
+    shown = structs.replace(view, nodes=())
+    return {**to_builtins(shown), "nodes": list(map(told_of, nodes))}
+
+
+def told_of(node: NodeView) -> dict[str, Any]:
+    """Give a node as it is printed as JSON: without what is for the picture alone."""
+    value: dict[str, Any] = to_builtins(node)
+    del value["cards"]
     return value
 
 

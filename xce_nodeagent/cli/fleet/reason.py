@@ -1,0 +1,90 @@
+"""What is wrong with nodes, in words, and all of one node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from xce_nodeagent.cli.fleet.grid import Line, cell
+from xce_nodeagent.cli.fleet.order import exceptional
+from xce_nodeagent.cli.fleet.view import Job, NodeState, NodeView, Wrong
+from xce_nodeagent.cli.session import run_of
+
+STYLES: Mapping[NodeState, str] = {
+    "ok": "green", "drained": "yellow", "unhealthy": "red", "faulty": "bold red",
+    "stale": "magenta", "two agents": "bold red", "unreadable": "bold red",
+}  # fmt: skip
+
+_NAMED = 3  # instances of a node and a reason that are named
+_TOLD = 8  # nodes whose reasons are told
+
+_AGES: tuple[tuple[float, float, str], ...] = (
+    (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h"), (float("inf"), 86_400, "d"),
+)  # fmt: skip
+
+
+def age(then: float | None, now: float) -> str:
+    """Say how long ago something was; clocks of nodes disagree, and none is ahead of ours here."""
+    if then is None:
+        return ""
+    seconds = max(0.0, now - then)
+    size, word = next(((size, word) for below, size, word in _AGES if seconds < below), (1, "s"))
+    return f"{seconds / size:.0f} {word} ago"
+
+
+def why(node: NodeView, now: float) -> str:
+    """Say what is wrong with a node in a line."""
+    first = next((one for one in node.wrong if one.state == "unhealthy"), None)
+    told = list(node.faults)
+    if not node.available:
+        told.append(f"no sign of life; its last change was {age(node.reported, now) or 'never'}")
+    if first is not None:
+        more = sum(one.state == "unhealthy" for one in node.wrong) - 1
+        told.append(f"{first.type}: {first.reason or 'unhealthy'}{f', {more} more' * bool(more)}")
+    return "; ".join(told)
+
+
+def reasons(nodes: Iterable[NodeView], *, every: bool) -> list[Line]:
+    """Say what is wrong with nodes, the worst first; of a few, unless `every` is asked for."""
+    ill = [node for node in exceptional(tuple(nodes)) if node.faults or node.wrong]
+    shown = ill if every else ill[:_TOLD]
+    lines = [line for node in shown for line in _reasons(node, every=every)]
+    if len(shown) < len(ill):
+        lines.append(cell(f"and {len(ill) - len(shown)} nodes more: --wide tells of all"))
+    return lines
+
+
+def _reasons(node: NodeView, *, every: bool) -> Iterator[Line]:
+    for fault in node.faults:
+        yield ((f"{node.name}: ", ""), (fault, STYLES[node.state]))
+    alike: dict[tuple[str, str, str], list[Wrong]] = defaultdict(list)
+    for one in node.wrong:
+        alike[one.type, one.state, one.reason].append(one)
+    for (kind, state, told), several in alike.items():
+        named = several if every else several[:_NAMED]
+        names = ", ".join(one.id for one in named)
+        more = f" and {len(several) - len(named)} more" if len(named) < len(several) else ""
+        yield (
+            (f"{node.name}: {kind} {names}{more}: ", ""),
+            (state, "red" if state == "unhealthy" else "yellow"),
+            (f": {told}" if told else "", ""),
+        )
+
+
+def detail(node: NodeView, now: float) -> list[Line]:
+    """Give all that is known of one node, but its inventory."""
+    changed = age(node.reported, now)
+    facts = [
+        ("block", node.block),
+        ("changed", changed and f"{changed}, by its clock"),
+        ("agent", node.program),
+        *(("fault", fault) for fault in node.faults),
+        *(("job", _job(job)) for job in node.jobs),
+    ]
+    title = ((node.name, "bold"), (": ", ""), (node.state, STYLES[node.state]))
+    return [title, *(cell(f"  {name:8} {value}") for name, value in facts if value), ()]
+
+
+def _job(job: Job) -> str:
+    run = run_of({"job": job.job, "attempt": job.attempt})
+    return f"{run}, {job.state}: {', '.join(job.instances) or 'nothing'}"
