@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "exec": ("program:run_bound", "Prepare, run a command bound, release."),
     "jobs": ("job:jobs", "List the bindings."),
     "job": ("job:job", "Show one binding."),
+    "fleet": ("fleet.command:fleet", "Show all nodes that report to a store."),
     "drain": ("instance:drain", "Keep an instance from being granted."),
     "undrain": ("instance:undrain", "Let an instance be granted again."),
 }

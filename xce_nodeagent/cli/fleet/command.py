@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xce_nodeagent.cli.fleet.order import Wanted
-    from xce_nodeagent.cli.fleet.store import Store
+    from xce_nodeagent.cli.fleet.store import Followed, Settings, Store
     from xce_nodeagent.cli.fleet.table import Page
     from xce_nodeagent.cli.fleet.view import FleetView, NodeView
 
@@ -164,16 +164,17 @@ def fleet(  # noqa: PLR0917  # click gives them by name
         _forget(session, settings, full, deadline, yes=yes)
         return
     page = _page(every=every or bool(wanted) or sort is not None, wide=wide)
-    with stores.opened(settings, deadline) as store:
-        if watch:
-            _watch(session, store, _chooser(wanted, sort or "name", reverse=reverse), page)
-            return
-        view = store.view()
-        if full:
-            _nodes(session, store, view, full, page())
-            return
-        chosen = _chooser(wanted, sort or "name", reverse=reverse)(view)
-    _show(session, view, chosen, html, page())
+    choose = _chooser(wanted, sort or "name", reverse=reverse)
+    if watch:
+        with stores.followed(settings, deadline) as store:
+            _watch(session, store, choose, page)
+        return
+    found = stores.look(settings, deadline)
+    if full:
+        _nodes(session, found, full, page())
+    else:
+        view = found.view()
+        _show(session, view, choose(view), html, page())
 
 
 def _chooser(
@@ -223,9 +224,8 @@ def _show(
         session.show(written(view, chosen, page))
 
 
-def _nodes(
-    session: Session, store: Store, view: FleetView, names: tuple[str, ...], page: Page
-) -> None:
+def _nodes(session: Session, store: Store, names: tuple[str, ...], page: Page) -> None:
+    view = store.view()
     known = {node.name: node for node in view.nodes}
     for name in names:
         if name not in known:
@@ -259,7 +259,7 @@ def _nodes(
 
 def _watch(
     session: Session,
-    store: Store,
+    store: Followed,
     chosen: Callable[[FleetView], tuple[NodeView, ...]],
     page: Callable[[], Page],
 ) -> None:
@@ -273,7 +273,7 @@ def _watch(
 
 
 def _forget(
-    session: Session, settings: object, names: tuple[str, ...], deadline: float, *, yes: bool
+    session: Session, settings: Settings, names: tuple[str, ...], deadline: float, *, yes: bool
 ) -> None:
     if not yes:
         asked = f"Delete all that the store has of {', '.join(names)}?"
@@ -282,7 +282,7 @@ def _forget(
             return
     from xce_nodeagent.cli.fleet.forget import forget  # noqa: PLC0415  # rarely
 
-    done = forget(settings, names, deadline)  # type: ignore[arg-type]
+    done = forget(settings, names, deadline)
     if session.json:
         session.show_json({"forgotten": done})
     else:

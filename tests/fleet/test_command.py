@@ -1,0 +1,293 @@
+"""The command `fleet` against a real store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from random import Random
+
+import fleets
+import jsonschema
+import msgspec
+import pytest
+
+from xce_nodeagent.cli.fleet.schema import schema
+from xce_nodeagent.cli.main import main
+from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.claim import Live
+from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.etcdwire import delete, put
+from xce_nodeagent.upstream.keys import Keys
+
+pytestmark = pytest.mark.needs("etcd")
+
+COUNT = 20
+DEADLINE = 30.0
+
+
+class Filled:
+    """A store with a fleet below a prefix of its own, and a configuration that names it."""
+
+    def __init__(self, etcd, folder) -> None:
+        self.prefix = f"/{folder.name}/"
+        self.keys = Keys(self.prefix)
+        self.client = Client([etcd.url], Random(1))  # noqa: S311  # a test
+        self.lease = self.client.grant(3600).ID
+        for at in range(COUNT):
+            put_ = [put(key.encode(), value) for key, value in fleets.keys(at, self.prefix).items()]
+            self.client.txn((), put_)
+            if not fleets.is_stale(at):
+                self.live(at)
+        self.config = folder / "config.toml"
+        self.config.write_text(
+            f'[upstream.etcd]\nendpoints = ["{etcd.url}"]\nprefix = "{self.prefix}"\n'
+            '[fleet]\nblock = "^(r[0-9]+)-"\n'
+        )
+
+    def live(self, at: int) -> None:
+        name = fleets.name(at)
+        told = Live(agent=fleets.agent(at), boot_id=fleets.boot(at), node=name)
+        self.client.txn((), [put(self.keys.live(name), packing.pack(told), self.lease)])
+
+    def close(self) -> None:
+        self.client.revoke(self.lease)
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def filled(etcd, tmp_path_factory):
+    """A store with a fleet that no test changes."""
+    store = Filled(etcd, tmp_path_factory.mktemp("filled"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def changed(etcd, tmp_path):
+    """A store with a fleet that the test changes."""
+    store = Filled(etcd, tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def run(capsys):
+    def call(store, *arguments: str) -> tuple[int, str, str]:
+        status = main(["fleet", *arguments, *(["--config", str(store.config)] if store else [])])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return call
+
+
+def test_the_table_has_every_node_of_the_store(filled, run) -> None:
+    status, out, err = run(filled)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{COUNT} nodes: 19 available, 1 unavailable, 1 with unhealthy")
+    rows = dict(re.findall(r"^(r\d{3}-n\d{2}) +(\S+) ", out, re.MULTILINE))
+    assert len(rows) == COUNT
+    assert rows[fleets.name(17)] == "stale"
+    assert rows[fleets.name(5)] == "unhealthy"
+    assert "r001" in out.splitlines()[-3], "the block is of the configuration"
+
+
+def test_filters_and_sorts_work_together(filled, run) -> None:
+    _, out, _ = run(filled, "--free", "gpu=8", "--sort", "name", "--reverse", "--block", "r000")
+    rows = re.findall(r"^(r\d{3}-n\d{2}) ", out, re.MULTILINE)
+    assert rows == sorted(rows, reverse=True)
+    assert rows
+    assert all(name.startswith("r000") for name in rows)
+    assert "no node" in run(filled, "--free", "gpu=9")[1]
+    _, out, _ = run(filled, "r001-*", "--stale")
+    assert re.findall(r"^(r\d{3}-n\d{2}) ", out, re.MULTILINE) == [fleets.name(17)]
+
+
+def test_json_is_as_its_schema_says_and_has_no_environment(filled, run) -> None:
+    status, out, _ = run(filled, "--json")
+    value = json.loads(out)
+    assert status == 0
+    described = schema()
+    jsonschema.Draft202012Validator.check_schema(described)
+    jsonschema.validate(value, described)
+    assert value["schema"] == "xce.fleet/v1"
+    assert [node["name"] for node in value["nodes"]] == [fleets.name(at) for at in range(COUNT)]
+    assert value["summary"]["nodes"] == {
+        "total": COUNT, "available": 19, "unavailable": 1, "faulty": 0, "unhealthy": 1,
+    }  # fmt: skip
+    node = value["nodes"][2]
+    assert [one["job"] for one in node["jobs"]] == ["1002.0", "1002.1"]
+    assert "cards" not in node
+    assert "env" not in out
+    assert "CUDA" not in out
+    assert json.loads(run(None, "--schema")[1]) == described
+
+
+def test_a_node_is_shown_in_full(filled, run) -> None:
+    name = fleets.name(2)
+    status, out, _ = run(filled, name)
+    assert status == 0
+    assert out.startswith(f"{name}: ok\n")
+    assert f"{name}, as seen by its agent, from the store" in out
+    assert out.count("1002.0:1") >= 2, "the job, and the card that it holds"
+    value = json.loads(run(filled, name, "--json")[1])
+    jsonschema.validate(value, schema())
+    (node,) = value["nodes"]
+    assert node["inventory"]["node"] == name
+    assert len(node["inventory"]["instances"]) == len(fleets.inventory(2).instances)
+    status, _, err = run(filled, "nobody")
+    assert status == 64
+    assert "no such node" in err
+
+
+def test_a_page_is_written(filled, run, tmp_path) -> None:
+    file = tmp_path / "fleet.html"
+    assert run(filled, "--html", str(file)) == (0, "", "")
+    assert file.read_text("utf-8").count("<use ") > COUNT
+    assert run(filled, "--html", "-")[1].startswith("<!DOCTYPE html>")
+
+
+def test_a_store_that_is_away_is_transient(run, tmp_path, capsys) -> None:
+    status = main(["fleet", "--endpoint", "http://127.0.0.1:1", "--json"])
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert status == 75
+    assert (error["code"], error["class"]) == ("upstream", "transient")
+    assert error["details"]["endpoints"] == ["http://127.0.0.1:1"]
+    assert "127.0.0.1:1: Connection refused" in told.err
+    assert main(["fleet", "--endpoint", "http://127.0.0.1:1", "--watch"]) == 75
+
+
+def test_without_a_store_it_is_said_where_to_name_one(tmp_path, capsys) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("")
+    assert main(["fleet", "--config", str(config)]) == 78
+    told = capsys.readouterr().err
+    assert f"{config} names no store: expected [upstream.etcd] endpoints" in told
+    assert main(["fleet", "--endpoint", "etcd1"]) == 78
+    assert "--endpoint: entry 1, 'etcd1': expected a URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--free", "gpu"], ["--free", "gpu=-1"], ["--free", "gpu=²"], ["--html", "x", "--watch"],
+     ["--forget"], ["--forget", "a*", "--endpoint", "http://127.0.0.1:1"], ["--sort", "weather"],
+     ["--deadline", "nan"]],
+)  # fmt: skip
+def test_a_wrong_call_is_the_callers(arguments: list[str], capsys) -> None:
+    assert main(["fleet", *arguments]) == 64
+    assert capsys.readouterr().err
+
+
+def test_garbage_in_the_store_is_told_and_stops_nothing(changed, run) -> None:
+    keys, name = changed.keys, fleets.name(3)
+    changed.client.txn((), [put(keys.entry(name, "head"), b"\xff\x00rubbish")])
+    changed.client.txn((), [put(changed.prefix.encode() + b"weather", b"rain")])
+    status, out, _ = run(changed)
+    assert status == 0
+    assert re.search(rf"^{name} +unreadable ", out, re.MULTILINE)
+    assert "in the store: 1 keys below the prefix are of no node" in out
+    assert len(re.findall(r"^r\d{3}-n\d{2} ", out, re.MULTILINE)) == COUNT
+
+
+# ---- forgetting ----------------------------------------------------------------------------------
+
+
+def names(changed) -> set[str]:
+    found = changed.client.range(changed.keys.all("node"), keys_only=True)[1]
+    return {changed.keys.parse(kv.key).node for kv in found}
+
+
+def test_only_a_node_without_a_living_agent_is_forgotten(changed, run) -> None:
+    gone, living = fleets.name(17), fleets.name(1)
+    status, _, err = run(changed, "--forget", "--yes", living)
+    assert status == 64
+    assert f"agent {fleets.agent(1)} of boot {fleets.boot(1)} lives" in err
+    assert len(names(changed)) == COUNT
+    status, out, _ = run(changed, "--forget", "--yes", gone)
+    assert status == 0
+    assert re.fullmatch(rf"{gone}: \d+ keys deleted\n", out)
+    assert names(changed) == {fleets.name(at) for at in range(COUNT)} - {gone}
+    status, _, err = run(changed, "--forget", "--yes", gone)
+    assert status == 64
+    assert "no such node" in err
+
+
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_nothing_is_forgotten_unless_somebody_says_yes(changed, answer: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "xce_nodeagent", "fleet", "--config", str(changed.config),
+         "--forget", fleets.name(17)],
+        input=answer, capture_output=True, text=True, check=False, timeout=DEADLINE,
+    )  # fmt: skip
+    assert done.returncode in (0, 130)
+    assert done.stdout == ""
+    assert "Delete all that the store has of r001-n01?" in done.stderr
+    assert len(names(changed)) == COUNT
+
+
+# ---- watching ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watching(store, *arguments: str):
+    """Run `fleet --watch` in a process of its own, and give its lines as they come."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xce_nodeagent", "fleet", "--watch", "--config", str(store.config),
+         *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    timer = threading.Timer(DEADLINE, process.kill)
+    timer.start()
+    try:
+        yield process
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
+
+
+def until(process, wanted: str) -> str:
+    for line in process.stdout:
+        if wanted in line:
+            return line
+    raise AssertionError(f"{wanted!r} never came: {process.stderr.read()}")
+
+
+def test_a_change_is_a_line(changed) -> None:
+    name = fleets.name(4)
+    with watching(changed) as process:
+        assert "20 nodes: 19 available" in process.stdout.readline()
+        changed.live(17)
+        assert "stale" not in until(process, f"{fleets.name(17)} ")
+        changed.client.txn((), [put(changed.keys.entry(name, "head"), b"rubbish")])
+        assert "unreadable" in until(process, f"{name} ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 130
+
+
+def test_a_change_is_a_line_of_json(changed) -> None:
+    name = fleets.name(9)
+    with watching(changed, "--json") as process:
+        first = json.loads(process.stdout.readline())
+        assert first["schema"] == "xce.fleet.change/v1"
+        assert len(first["nodes"]) == COUNT
+        entry = next(key for key in fleets.keys(9, changed.prefix) if key.endswith("/head"))
+        head = msgspec.json.decode(packing.plain(fleets.keys(9, changed.prefix)[entry]))
+        head["number"] += 1
+        head["time"] += 5
+        changed.client.txn((), [put(entry.encode(), packing.pack(head))])
+        told = json.loads(until(process, name))
+        assert [node["name"] for node in told["nodes"]] == [name]
+        assert told["revision"] > first["revision"]
+        keys = changed.keys
+        found = [kv.key for kv in changed.client.range(keys.node(name))[1]]
+        changed.client.txn((), [delete(key) for key in [*found, keys.live(name)]])
+        assert json.loads(until(process, f'"gone":["{name}"]'))["nodes"] == []
+        process.stdout.close()  # a reader that goes away ends it, as it does any filter
+        changed.live(17)
+        assert process.wait(DEADLINE) == 128 + signal.SIGPIPE
