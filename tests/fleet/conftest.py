@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "upstream"))
 
 import etcds
 import fleets
+from filled import Filled
 
 from xce_nodeagent.cli.fleet.reading import Reading
 from xce_nodeagent.cli.fleet.view import FleetView, summary
@@ -80,3 +82,19 @@ def etcd():
     """An etcd that the tests of a file share: each takes a prefix of its own."""
     with etcds.running() as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def filled(etcd, tmp_path_factory):
+    """A store with a fleet that no test changes."""
+    store = Filled(etcd, tmp_path_factory.mktemp("filled"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def changed(etcd, tmp_path):
+    """A store with a fleet that the test changes."""
+    store = Filled(etcd, tmp_path)
+    yield store
+    store.close()
