@@ -12,6 +12,7 @@ from xce_nodeagent.cli.fleet.order import (
     Wanted,
     chosen,
     exceptional,
+    few,
     groups,
     ordered,
     shape,
@@ -85,3 +86,13 @@ def test_a_shape_is_told_in_the_words_of_its_cards(view: FleetView) -> None:
     assert "8 H100 80GB HBM3" in told
     assert "8 A100-SXM4-80GB, 13 mig" in told
     assert "no cards" in told
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 99])
+def test_of_many_exceptions_each_kind_is_shown(view: FleetView, count: int) -> None:
+    every = exceptional(view.nodes)
+    found = few(every, count)
+    assert len(found) == min(count, len(every))
+    assert [node for node in every if node in found] == list(found), "in their order"
+    shown = [node.state for node in found]
+    assert abs(shown.count("stale") - shown.count("unhealthy")) <= 1

@@ -130,3 +130,13 @@ def groups(nodes: Iterable[NodeView], *, by_block: bool = True) -> tuple[Group, 
 def exceptional(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
     """Give the nodes that somebody should look at, the worst first."""
     return ordered((node for node in nodes if node.state not in ("ok", "drained")), "state")
+
+
+def few(nodes: Sequence[NodeView], count: int) -> tuple[NodeView, ...]:
+    """Give so many of the exceptional nodes, of each state alike, in the order that they have."""
+    seen: Counter[str] = Counter()
+    rounds = []
+    for at, node in enumerate(nodes):
+        rounds.append((seen[node.state], at))
+        seen[node.state] += 1
+    return tuple(nodes[at] for at in sorted(at for _, at in sorted(rounds)[: max(count, 0)]))

@@ -21,11 +21,12 @@ from xce_nodeagent.errors import BadConfig, Upstream
 from xce_nodeagent.model import upstream
 from xce_nodeagent.model.setting import Fault
 from xce_nodeagent.model.upstream import ATTRIBUTE, FleetConfig, UpstreamEtcdConfig
-from xce_nodeagent.upstream import etcderror
+from xce_nodeagent.upstream import etcderror, secret
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.mirror import Mirror
+from xce_nodeagent.upstream.sink import Undelivered
 from xce_nodeagent.upstream.tls import Files, Tls
 from xce_nodeagent.upstream.watcher import State, Watcher
 
@@ -88,11 +89,12 @@ def _cluster(told: str) -> frozenset[int]:
 
 def _credentials(settings: Settings) -> Callable[[], tuple[str, str]]:
     def read() -> tuple[str, str]:
-        path = settings.etcd.password_file
         try:
-            return settings.etcd.user, Path(path).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"[upstream.etcd] password_file {path}: {error}") from None
+            return settings.etcd.user, secret.read(Path(settings.etcd.password_file))
+        except Undelivered as error:
+            raise BadConfig(
+                f"[upstream.etcd] password_file: {error.reason}; {error.remedy}"
+            ) from None
 
     return read
 

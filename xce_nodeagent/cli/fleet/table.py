@@ -13,7 +13,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from xce_nodeagent.cli.fleet.grid import Cell, Column, Line, cell, fitted, plain, width
-from xce_nodeagent.cli.fleet.order import Group, exceptional, groups, shape
+from xce_nodeagent.cli.fleet.order import Group, exceptional, few, groups, shape
 from xce_nodeagent.cli.fleet.reason import STYLES, age, reasons, why
 from xce_nodeagent.cli.fleet.view import FleetView, NodeView, Summary, Tally, added
 from xce_nodeagent.cli.table import rendered
@@ -73,7 +73,7 @@ def table(view: FleetView, nodes: Sequence[NodeView], page: Page) -> list[Line]:
     ill = exceptional(nodes)
     left = page.lines - above - len(found) - 1 - 5
     if ill and left > 0:
-        lines += [(), *_exceptions(ill[:left], page)]
+        lines += [(), *_exceptions(few(ill, left), page)]
         if left < len(ill):
             more = _nodes(len(ill) - left)
             lines.append(cell(f"and {more} more: --unhealthy, --stale"))
