@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "upstream"))
 
 import etcds
 import fleets
-from filled import Filled
+from filled import filled as filled_store
 
 from xce_nodeagent.cli.fleet.reading import Reading
 from xce_nodeagent.cli.fleet.view import FleetView, summary
@@ -87,14 +87,12 @@ def etcd():
 @pytest.fixture(scope="module")
 def filled(etcd, tmp_path_factory):
     """A store with a fleet that no test changes."""
-    store = Filled(etcd, tmp_path_factory.mktemp("filled"))
-    yield store
-    store.close()
+    with filled_store(etcd, tmp_path_factory.mktemp("filled")) as store:
+        yield store
 
 
 @pytest.fixture
 def changed(etcd, tmp_path):
     """A store with a fleet that the test changes."""
-    store = Filled(etcd, tmp_path)
-    yield store
-    store.close()
+    with filled_store(etcd, tmp_path) as store:
+        yield store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from random import Random
 
 import fleets
@@ -42,3 +44,13 @@ class Filled:
     def close(self) -> None:
         self.client.revoke(self.lease)
         self.client.close()
+
+
+@contextlib.contextmanager
+def filled(etcd, folder) -> Iterator[Filled]:
+    """Fill a store, and end what it has of lives afterwards, where it is still there."""
+    store = Filled(etcd, folder)
+    try:
+        yield store
+    finally:
+        store.close()

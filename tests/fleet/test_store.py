@@ -24,6 +24,7 @@ def configured(folder, text: str = ""):
         (etcderror.Unauthenticated("x: who?"), "look at user and password_file"),
         (etcderror.Denied("x: no"), "needs the right for /xce/v1/"),
         (etcderror.OtherCluster("x: another", found=7), "look at endpoints and cluster_id"),
+        (etcderror.NoLeader("x: no leader"), "more than half of its members"),
         (etcderror.Garbage("x: not etcd"), "see that it runs"),
     ],
 )
@@ -57,12 +58,12 @@ def test_a_password_that_cannot_be_read_is_a_fault_of_the_configuration(tmp_path
     secret.write_text("shh-not-to-be-told")
     secret.chmod(0o644)
     settings = configured(tmp_path, f'user = "u"\npassword_file = "{secret}"\n')
-    credentials = store._credentials(settings)
-    with pytest.raises(BadConfig, match="everybody can get at the secret") as raised:
-        credentials()
+    with (
+        pytest.raises(BadConfig, match="everybody can get at the secret") as raised,
+        store.asking(settings, 5) as asked,
+    ):
+        asked._credentials()
     assert "shh" not in str(raised.value)
-    secret.chmod(0o600)
-    assert credentials() == ("u", "shh-not-to-be-told")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,6 @@ def test_a_password_that_cannot_be_read_is_a_fault_of_the_configuration(tmp_path
 )
 def test_a_switch_block_is_found_as_the_configuration_says(told: str, name: str, block) -> None:
     assert store.block_of(told)(name, {"rack": 7}) == block
-
-
-@pytest.mark.parametrize(("told", "ids"), [("", set()), ("10", {10, 16}), ("ff", {255})])
-def test_a_cluster_is_named_in_either_notation(told: str, ids: set[int]) -> None:
-    assert store._cluster(told) == ids
 
 
 def test_only_a_store_that_is_away_makes_a_fleet_out_of_date() -> None:

@@ -13,6 +13,8 @@ import sys
 import termios
 import threading
 
+import etcds
+import filled
 import fleets
 import pytest
 from filled import COUNT
@@ -116,6 +118,22 @@ def test_a_change_is_a_line_of_json(changed) -> None:
         process.stdout.close()  # a reader that goes away ends it, as it does any filter
         changed.live(17)
         assert process.wait(DEADLINE) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.needs("etcd")
+def test_a_store_that_goes_away_and_comes_back_is_told(tmp_path) -> None:
+    with (
+        etcds.running() as etcd,
+        filled.filled(etcd, tmp_path) as store,
+        watching(store) as process,
+    ):
+        assert "20 nodes: 19 available" in process.stdout.readline()
+        etcd.kill()
+        assert etcd.url in until(process, "OUT OF DATE: the store is away since ")
+        etcd.start()
+        until(process, "up to date again")
+        store.live(17)
+        assert " ok: " in until(process, f"{fleets.name(17)} ")
 
 
 @pytest.mark.needs("etcd")

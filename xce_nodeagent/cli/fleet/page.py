@@ -108,7 +108,7 @@ _NODES = (
     (Look("stale", "aa"), "no sign of life"),
     (Look("two agents", "ff"), "two agents claim it"),
     (Look("faulty", "ff"), "what is told of it cannot be believed"),
-    (Look("unreadable", ""), "or not be read"),
+    (Look("unreadable", ""), "what is told of it cannot be read"),
 )
 _TOLD = 4  # jobs, and reasons, that a node's title tells
 _HEADER = ("Node", "Block", "State", "What", "Why")

@@ -7,9 +7,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, structs, to_builtins
@@ -21,13 +20,13 @@ from xce_nodeagent.errors import BadConfig, Upstream
 from xce_nodeagent.model import upstream
 from xce_nodeagent.model.setting import Fault
 from xce_nodeagent.model.upstream import ATTRIBUTE, FleetConfig, UpstreamEtcdConfig
-from xce_nodeagent.upstream import etcderror, secret
+from xce_nodeagent.upstream import etcderror
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.mirror import Mirror
 from xce_nodeagent.upstream.sink import Undelivered
-from xce_nodeagent.upstream.tls import Files, Tls
+from xce_nodeagent.upstream.store import client
 from xce_nodeagent.upstream.watcher import State, Watcher
 
 _LOOK = 0.25  # seconds between two looks whether the store is away
@@ -67,47 +66,17 @@ def settings(
     return Settings(where.config, etcd, read.fleet)
 
 
-def client(settings: Settings) -> Client:
-    """Make a client of the store."""
-    etcd = settings.etcd
-    files = Files(etcd.ca, etcd.cert, etcd.key)
-    return Client(
-        etcd.endpoints,
-        random.Random(),  # noqa: S311  # which member is asked first is no secret
-        tls=Tls(files),
-        credentials=_credentials(settings) if etcd.user else None,
-        pinned=_cluster(etcd.cluster_id),
-    )
-
-
-def _cluster(told: str) -> frozenset[int]:
-    """Give the ids that the text may mean: of digits alone it may be either notation."""
-    if not told:
-        return frozenset()
-    return frozenset({int(told, 16), *([int(told)] if told.isdecimal() else [])})
-
-
-def _credentials(settings: Settings) -> Callable[[], tuple[str, str]]:
-    def read() -> tuple[str, str]:
-        try:
-            return settings.etcd.user, secret.read(Path(settings.etcd.password_file))
-        except Undelivered as error:
-            raise BadConfig(
-                f"[upstream.etcd] password_file: {error.reason}; {error.remedy}"
-            ) from None
-
-    return read
-
-
 @contextlib.contextmanager
 def asking(settings: Settings, seconds: float) -> Iterator[Client]:
     """Give a client for so long; what goes wrong with the store comes out as Upstream."""
-    asked = client(settings)
+    asked = client(settings.etcd, random.Random())  # noqa: S311  # who is asked first is no secret
     timer = threading.Timer(seconds, asked.close)
     timer.daemon = True
     timer.start()
     try:
         yield asked
+    except Undelivered as error:  # the password's file
+        raise BadConfig(f"[upstream.etcd] password_file: {error.reason}; {error.remedy}") from None
     except etcderror.EtcdError as error:
         late = f"no whole answer in {seconds:g} s" if asked.closed else ""
         raise refused(settings, error, late) from None
@@ -137,6 +106,8 @@ def _remedy(settings: Settings, error: etcderror.EtcdError) -> str:
             return f"the user of {file} needs the right for {settings.etcd.prefix}"
         case etcderror.OtherCluster():
             return f"look at endpoints and cluster_id of {file}"
+        case etcderror.NoLeader():
+            return "more than half of its members must be up, and reach each other"
         case _:
             return "see that it runs, or name others with --endpoint; then try again"
 
@@ -199,8 +170,8 @@ def followed(settings: Settings, seconds: float) -> Iterator[Followed]:
     """Follow the store's fleet. Raise Upstream where it cannot be reached now."""
     with asking(settings, seconds) as asked:
         asked.range(settings.keys.all("live"))
-    watcher = Watcher(client(settings), settings.keys, grace=settings.fleet.grace_seconds)
-    with watcher:
+    asked = client(settings.etcd, random.Random())  # noqa: S311  # the same
+    with Watcher(asked, settings.keys, grace=settings.fleet.grace_seconds) as watcher:
         yield Followed(settings, watcher)
 
 
