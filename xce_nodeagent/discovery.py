@@ -15,9 +15,10 @@ from msgspec import Struct, convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, system, topology
+from xce_nodeagent.host import virtual as virtual_file
 from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
-from xce_nodeagent.model import claim, mig, rail, reservation, share
+from xce_nodeagent.model import claim, mig, rail, reservation, share, virtual
 from xce_nodeagent.model.distance import Layout
 from xce_nodeagent.model.instance import Instance, ResourceType
 from xce_nodeagent.model.inventory import ANY, ControlNode, Inventory, Problem
@@ -61,6 +62,7 @@ class Discovery:
         self._ground: dict[str, Any] = {}
         self._placed: frozenset[str] | None = None
         self._attributes: dict[str, Any] = {}
+        self._hidden = virtual.Virtual()
         self._rails: tuple[Any, rail.Rails] | None = None
 
     def look(
@@ -95,8 +97,10 @@ class Discovery:
         if events is None or also != placed or any(e.subsystem in _GROUND for e in events):
             self._ground = topology.read(host, also)
             self._attributes = system.facts(host, self._ground["cpu"])
+            self._hidden = virtual_file.read(host)
         self._placed = also
-        ground = {**self._ground, "links": to_builtins(sorted(gathered.links))}
+        shown, ground = virtual.applied(shown, self._ground, self._hidden)
+        ground["links"] = to_builtins(sorted(gathered.links))
         rails = self._decide_rails(shown, ground)
         ground["rails"] = {"by": rails.by, "nics": dict(rails.nics), "gpus": dict(rails.gpus)}
         return Inventory(
@@ -109,7 +113,7 @@ class Discovery:
             topology=ground,
             instances=rail.with_rails(shown, rails),
             control=gathered.control,
-            problems=(*gathered.problems, *_settings(shown, host, rails.unknown)),
+            problems=(*gathered.problems, *_settings(shown, host, rails.unknown, self._hidden)),
         )
 
     def _decide_rails(self, shown: tuple[Instance, ...], ground: dict[str, Any]) -> rail.Rails:
@@ -282,9 +286,11 @@ def _as_told(instance: Instance, previous: Inventory | None) -> Instance:
 
 
 def _settings(
-    instances: Sequence[Instance], host: Host, unknown: Iterable[str]
+    instances: Sequence[Instance], host: Host, unknown: Iterable[str], hidden: virtual.Virtual
 ) -> Iterable[Problem]:
-    """Tell what the configuration says that this host does not have."""
+    """Tell what files of the site say that this host does not have, or that cannot be read."""
+    if hidden.fault:
+        yield Problem("topology", "error", hidden.fault)
     for name in unknown:
         why = f"[rails] nics names {name!r}, but no NIC has such an id, interface or RDMA device"
         yield Problem("rails", "error", why)

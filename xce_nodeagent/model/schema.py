@@ -100,6 +100,9 @@ class Topology(Struct):
     bridges: Annotated[dict[str, Facts], Meta(description="those above them, by address")]
     links: tuple[Link, ...]
     rails: Rails
+    virtual: Annotated[
+        str, Meta(description="the file that tells of switches which a cloud hides from its guest")
+    ] = ""
 
 
 class Count(Struct):
