@@ -65,9 +65,8 @@ td.worse {{ color: var(--unhealthy); font-weight: bold; }}
 @page {{ size: A4 landscape; margin: 10mm; }}
 @media print {{
   body {{ padding: 0; font-size: 11px; }} form {{ display: none; }}
-  .blocks {{ display: block; }} .block {{ overflow: visible; margin: 0 0 5mm; }}
-  .block.small {{ break-inside: avoid; display: inline-block; vertical-align: top;
-    margin-right: 6mm; }} svg {{ max-width: 100%; break-inside: avoid; }}
+  .block {{ overflow: visible; }}
+  .block.small {{ break-inside: avoid; }} svg {{ max-width: 100%; break-inside: avoid; }}
   h2, .block p {{ break-after: avoid; }}
   .table {{ overflow: visible; }} thead {{ display: table-header-group; }}
   tr {{ break-inside: avoid; }} table {{ font-size: 9px; }}
