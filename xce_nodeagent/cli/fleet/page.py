@@ -66,7 +66,8 @@ td.worse {{ color: var(--unhealthy); font-weight: bold; }}
 @media print {{
   body {{ padding: 0; font-size: 11px; }} form {{ display: none; }}
   .block {{ overflow: visible; }}
-  .block.small {{ break-inside: avoid; }} svg {{ max-width: 100%; break-inside: avoid; }}
+  .block.small {{ break-inside: avoid; }} svg {{ break-inside: avoid; }}
+  .block svg {{ max-width: 100%; height: auto; }}
   h2, .block p {{ break-after: avoid; }}
   .table {{ overflow: visible; }} thead {{ display: table-header-group; }}
   tr {{ break-inside: avoid; }} table {{ font-size: 9px; }}
