@@ -143,7 +143,7 @@ class Etcd:
     def ctl(self, *arguments: str, text: str | None = None) -> str:
         """Ask it by etcdctl, which is no code of ours; give what it printed."""
         done = subprocess.run(
-            ["etcdctl", "--endpoints", self.url, "--dial-timeout=10s", *arguments],
+            [*self._within, "etcdctl", "--endpoints", self.url, "--dial-timeout=10s", *arguments],
             input=text,
             capture_output=True,
             text=True,

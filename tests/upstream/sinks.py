@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 import fleets
-from etcds import Etcd
+from etcds import DEADLINE, Etcd
 from msgspec import structs
 
 from xce_nodeagent.upstream import packing
@@ -17,6 +18,7 @@ from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdsink import EtcdSink
 from xce_nodeagent.upstream.keys import EntryKey, Keys
 from xce_nodeagent.upstream.report import Report, numbered, report
+from xce_nodeagent.upstream.sink import Undelivered
 
 LEASE = 20
 """Seconds of the leases here; real ones, for etcd's clock is no test's."""
@@ -82,6 +84,33 @@ class Place:
     def close(self) -> None:
         for one in self._open:
             one.close()
+
+
+def prefix(request: Any) -> str:
+    """Give a prefix of a test's own."""
+    name = request.node.name[:60].replace("[", ".").replace("]", "")
+    return f"/{name}/"
+
+
+def undelivered(act: Callable[[], Any]) -> Undelivered:
+    """Give the failure of what has to fail."""
+    try:
+        act()
+    except Undelivered as failure:
+        return failure
+    raise AssertionError("it was delivered")
+
+
+def eventually(act: Callable[[], Any]) -> Any:
+    """Do it again until it is done, as delivery does: a leader may have to be chosen."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return act()
+        except Undelivered:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 CLIENTS = {"tls", "credentials", "pinned", "seconds", "connect_seconds"}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("etcd")
 
 @pytest.fixture
 def there(etcd, request):
-    with sinks.place(etcd, f"/{request.node.name[:60].replace('[', '.').replace(']', '')}/") as one:
+    with sinks.place(etcd, sinks.prefix(request)) as one:
         yield one
 
 

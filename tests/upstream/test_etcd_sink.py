@@ -10,15 +10,17 @@ from msgspec import structs
 from sinks import LEASE, made
 
 from xce_nodeagent.upstream import packing, transfer
+from xce_nodeagent.upstream.etcderror import Unreachable
 from xce_nodeagent.upstream.etcdwire import delete, put
 from xce_nodeagent.upstream.report import HEAD, Head
+from xce_nodeagent.upstream.sink import Undelivered
 
 pytestmark = pytest.mark.needs("etcd")
 
 
 @pytest.fixture
 def there(etcd, request):
-    with sinks.place(etcd, f"/{request.node.name[:60].replace('[', '.').replace(']', '')}/") as one:
+    with sinks.place(etcd, sinks.prefix(request)) as one:
         yield one
 
 
@@ -171,3 +173,37 @@ def test_what_is_not_this_nodes_is_left(there):
     assert there.entries("n10") == other
     shape = made("n1").shape
     assert there.reader.get(there.keys.shape(shape)).version == 1  # one for both
+
+
+@pytest.mark.parametrize("jobs", [2, 300])
+def test_a_request_that_hung_changes_nothing_when_it_arrives_late(there, jobs):
+    """A member that was stopped does what it was asked when it goes on; newer reports are there."""
+    sink = there.sink()
+    sink.deliver(made("n1", 1, jobs=1))
+    late = []
+
+    def hangs(*arguments):
+        late.append(arguments)
+        raise Unreachable("no answer in time")
+
+    sink._client.txn, txn = hangs, sink._client.txn
+    with pytest.raises(Undelivered):
+        sink.deliver(made("n1", 2, jobs=jobs))
+    sink._client.txn = txn
+    sink.deliver(made("n1", 3, jobs=3))
+    (one,) = late
+    assert not txn(*one).succeeded
+    assert there.entries("n1") == made("n1", 3, jobs=3).entries
+
+
+def test_the_heads_between_stand_for_nothing(there):
+    report = made("n1", 1, jobs=300)
+    wanted = transfer.wanted(there.keys, report)
+    head = there.keys.entry("n1", HEAD)
+    *between, last = transfer.batches({}, wanted, head)
+    assert between
+    for batch in between:
+        assert len(batch) <= 120
+        assert packing.unpack(batch[-1].request_put.value, Head).report == ""
+    assert last[-1].request_put.value == report.entries[HEAD]
+    assert sum(len(batch) - 1 for batch in (*between, last)) == len(wanted) - 1

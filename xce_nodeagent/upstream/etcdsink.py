@@ -74,7 +74,8 @@ class EtcdSink:
         self._report: Report | None = None
         self._look_at = math.inf
         self._there: dict[bytes, bytes] | None = None  # None: not known
-        self._written = 0  # the revision of the last write below the node's own prefix
+        self._head = 0  # the revision of the head, which each write makes anew; 0: there is none
+        self._newest = 0  # the revision of the last write below the node's own prefix
         self._shape = ""
 
     @property
@@ -129,7 +130,7 @@ class EtcdSink:
         count = len(self._there or ())
         if not self._name.holds(live.kvs):
             self._lost()
-        elif [one.mod_revision for one in last.kvs] != [self._written] or last.count != count:
+        elif [one.mod_revision for one in last.kvs] != [self._newest] or last.count != count:
             log.warning("%s: somebody else wrote to this node's keys; they are written anew", node)
             self._there = None
         else:
@@ -161,7 +162,7 @@ class EtcdSink:
         self._shape = ""
 
     def _write(self, report: Report) -> int | None:
-        """Write what differs; None where the name is not this agent's any more."""
+        """Write what differs; None where the name, or the head, is not as it was left."""
         if self._there is None:
             self._read_back(report)
         written = self._put_shape(report)
@@ -170,10 +171,11 @@ class EtcdSink:
         head = self._keys.entry(node, HEAD)
         there, self._there = self._there or {}, None  # until all is written, nobody knows
         for batch in transfer.batches(there, wanted, head):
-            told = self._client.txn(self._name.ours(node), batch)
+            fits = unchanged(head, self._head) if self._head else absent(head)
+            told = self._client.txn([*self._name.ours(node), fits], batch)
             if not told.succeeded:
                 return None
-            self._written = told.header.revision
+            self._head = self._newest = told.header.revision
             written += transfer.size(batch)
             there = wanted
         if len(there) <= self._most_strange:
@@ -190,12 +192,12 @@ class EtcdSink:
         heads, last, shape = (response.response_range for response in told.responses)
         # One that was written more than once is not as the first one wrote it.
         self._shape = report.shape if [one.version for one in shape.kvs] == [1] else ""
-        self._there, self._written = {}, 0
+        self._there = {}
+        self._head = self._newest = heads.kvs[0].mod_revision if heads.kvs else 0
         if not last.kvs:
             return
         if heads.kvs and transfer.stands_for(heads.kvs[0].value, report):
-            self._written = heads.kvs[0].mod_revision
-            whole = last.kvs[0].mod_revision == self._written  # nothing was written after it
+            whole = last.kvs[0].mod_revision == self._head  # nothing was written after it
             if whole and last.count == len(report.entries):
                 self._there = transfer.assumed(self._keys, report, heads.kvs[0].value)
                 return
@@ -204,7 +206,7 @@ class EtcdSink:
         for one in itertools.islice(found, self._most_strange + len(wanted)):
             # Of what goes, the name is enough.
             self._there[one.key] = one.value if one.key in wanted else b""
-            self._written = max(self._written, one.mod_revision)
+            self._newest = max(self._newest, one.mod_revision)
 
     def _put_shape(self, report: Report) -> int:
         """Have the shape there: put by whom it is of first, and never changed."""

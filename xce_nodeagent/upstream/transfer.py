@@ -1,8 +1,9 @@
 """What is written so that the store has a report, given what it has. Pure.
 
 A txn takes 128 operations (etcd's --max-txn-ops) and 1.5 MiB (--max-request-bytes). What is more
-goes in several, the head in the last: a reader that looks in between sees a head that does not fit
-the entries, and waits.
+goes in several. Each of them writes the head, and compares that it is still as the one before left
+it: a request that hung somewhere, and arrives after a newer one, changes nothing. The heads before
+the last one stand for nothing (`Head.report` is empty): a reader waits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from xce_nodeagent.upstream.etcdwire import Operation, delete, put
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.report import HEAD, Head, Report
 
-MOST_OPERATIONS = 120
+MOST_OPERATIONS = 120  # with the head
 MOST_BYTES = 512 << 10
 
 Values = Mapping[bytes, bytes]
@@ -35,7 +36,10 @@ def batches(there: Values, wanted: Values, head: bytes) -> list[list[Operation]]
         return []
     operations = [put(key, wanted[key]) for key in changed if key != head]
     operations += [delete(key) for key in gone]
-    return list(_cut([*operations, put(head, wanted[head])]))
+    cut = list(_cut(operations)) or [[]]
+    between = packing.pack(structs.replace(packing.unpack(wanted[head], Head), report=""))
+    heads = [between] * (len(cut) - 1) + [wanted[head]]
+    return [[*batch, put(head, value)] for batch, value in zip(cut, heads, strict=True)]
 
 
 def size(batch: list[Operation]) -> int:
@@ -75,7 +79,7 @@ def _cut(operations: list[Operation]) -> Iterator[list[Operation]]:
     batch: list[Operation] = []
     total = 0
     for one in operations:
-        if batch and (len(batch) >= MOST_OPERATIONS or total + _size(one) > MOST_BYTES):
+        if batch and (len(batch) >= MOST_OPERATIONS - 1 or total + _size(one) > MOST_BYTES):
             yield batch
             batch, total = [], 0
         batch.append(one)
