@@ -51,11 +51,11 @@ class Net:
     def cut(self, name, *addresses):
         """Let nothing of a namespace's own go to these addresses any more."""
         for address in addresses:
-            ip("-n", name, "rule", "add", "iif", "lo", "to", address, "blackhole")
+            ip("-n", name, "rule", "add", "dev", "lo", "to", address, "blackhole")
 
     def join(self, name, *addresses):
         for address in addresses:
-            ip("-n", name, "rule", "del", "iif", "lo", "to", address, "blackhole")
+            ip("-n", name, "rule", "del", "dev", "lo", "to", address, "blackhole")
 
     def close(self):
         for name in (self.hub, *self.names):
