@@ -22,6 +22,7 @@ from typing import Any
 
 import discovering
 import figures as fig
+import following
 import looking
 import processes
 import recovering
@@ -56,10 +57,11 @@ class Sizes:
     idle_seconds: float
     verifications: int
     crowd: int  # processes that the witness looks through
+    fleet: tuple[int, int]  # nodes, and reports of them that are followed
 
 
-USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20, 1000)
-QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2, 100)
+USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20, 1000, (10_000, 3000))
+QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2, 100, (100, 40))
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,9 @@ def alone(bench: Bench, one: Agent) -> None:
     if bench.wanted("witness"):
         with bench.stage("a look of the witness"):
             bench.figures += looking.figures(bench.sizes.crowd, bench.sizes.verifications)
+    if bench.wanted("fleet_read", "fleet_memory", "fleet_follow"):
+        with bench.stage("a reader of a fleet"):
+            bench.figures += following.figures(*bench.sizes.fleet)
     if bench.wanted("fork"):
         with bench.stage("what a fork would cost"):
             bench.figures += processes.forks(bench.sizes.processes)
