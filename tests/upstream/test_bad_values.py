@@ -120,6 +120,7 @@ def test_names_that_cannot_be_are_of_no_node() -> None:
         b"/xce/v1/node/a%00b/head",
         b"/xce/v1/node/%ff/head",
         b"/xce/v1/node/a%2Fb/head",
+        b"/xce/v1/node/r000-n02/state%2Fx",
         b"/xce/v1/live/" + b"x" * 300,
         b"/xce/v1/shape/short",
         b"/xce/v1/\xff\xfe",
@@ -127,7 +128,7 @@ def test_names_that_cannot_be_are_of_no_node() -> None:
     )
     found = reader.take(*((key, b"{}", 0) for key in strange))
     assert found.nodes == before.nodes
-    assert "8 keys below the prefix are of no node" in found.faults[0]
+    assert "9 keys below the prefix are of no node" in found.faults[0]
     assert reader.take(*((key, None, 0) for key in strange)).faults == ()
 
 

@@ -12,6 +12,7 @@ take is nobody's key of this layout: a reader passes over it.
 
 from __future__ import annotations
 
+import re
 import string
 from typing import Literal
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 PREFIX = "/xce/v1/"
 
+_PLAIN = re.compile(rb"[A-Za-z0-9._-]*")
 _HEX = frozenset(string.hexdigits.lower())
 
 
@@ -93,8 +95,25 @@ class Keys:
 
         A name that could be written in two ways would be two keys for one thing.
         """
-        found = self._read(key)
-        return found if found is not None and self.write(found) == key else None
+        if not key.startswith(self.prefix):
+            return None
+        kind, *parts = key[len(self.prefix) :].split(b"/")
+        try:
+            names = [_name(part) for part in parts]
+        except ValueError:
+            return None
+        match kind, names:
+            case b"node", [node, first, *rest] if node and first:
+                entry = "/".join((first, *rest))
+                # An entry's own slashes are never escaped.
+                return EntryKey(node, entry) if entry.count("/") == len(rest) else None
+            case b"shape", [sha256] if len(sha256) == 64 and _HEX.issuperset(sha256):
+                return ShapeKey(sha256)
+            case b"live", [node] if node:
+                return LiveKey(node)
+            case b"rival", [node, agent] if node and agent:
+                return RivalKey(node, agent)
+        return None
 
     def write(self, key: Key) -> bytes:
         """Give the bytes of a key that was read."""
@@ -108,25 +127,6 @@ class Keys:
             case RivalKey(node, agent):
                 return self.rival(node, agent)
 
-    def _read(self, key: bytes) -> Key | None:
-        if not key.startswith(self.prefix):
-            return None
-        kind, *parts = key[len(self.prefix) :].split(b"/")
-        try:
-            names = [unescape(part) for part in parts]
-        except ValueError:
-            return None
-        match kind, names:
-            case b"node", [node, first, *rest] if node and first:
-                return EntryKey(node, "/".join((first, *rest)))
-            case b"shape", [sha256] if len(sha256) == 64 and _HEX.issuperset(sha256):
-                return ShapeKey(sha256)
-            case b"live", [node] if node:
-                return LiveKey(node)
-            case b"rival", [node, agent] if node and agent:
-                return RivalKey(node, agent)
-        return None
-
 
 def escape(name: str) -> bytes:
     """Write a name as a part of a key; what is not UTF-8 survives (PEP 383)."""
@@ -138,6 +138,16 @@ def escape(name: str) -> bytes:
 def unescape(part: bytes) -> str:
     """Read a part of a key. Raise ValueError where it is not ASCII."""
     return unquote_to_bytes(part.decode("ascii")).decode("utf-8", "surrogateescape")
+
+
+def _name(part: bytes) -> str:
+    """Read a part that is written as `escape` writes it. Raise ValueError where it is not."""
+    if _PLAIN.fullmatch(part):  # nearly all are, and a fleet has half a million of them
+        return part.decode("ascii")
+    name = unescape(part)
+    if escape(name) != part:
+        raise ValueError(f"{part!r} is not how {name!r} is written")
+    return name
 
 
 def end(prefix: bytes) -> bytes:
