@@ -202,8 +202,7 @@ def test_a_store_that_was_made_anew_is_read_anew(keys: Keys, writes: int) -> Non
             etcd.kill()
             until(reader, "away")
             assert reader.snapshot is before
-            etcd.wipe()
-            etcd.options += ["--initial-cluster-token", "another"]
+            etcd.wipe("another")
             etcd.start()
             with filling.client(etcd.url) as store:
                 for _ in range(writes):
