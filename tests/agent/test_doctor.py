@@ -1,6 +1,7 @@
 """What doctor makes of what a witness saw."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -106,3 +107,21 @@ def test_a_cgroup_that_was_removed_is_told_with_what_becomes_of_its_binding(agen
     assert "closes its binding" in check["remedy"]
     agent.call("Doctor", repair=True)
     assert agent.call("ListBindings")["bindings"] == []
+
+
+@pytest.mark.needs("root", "cgroup2", "bpf")
+def test_without_metrics_nothing_is_said_of_them_and_nobody_listens(steady) -> None:
+    names = {check["name"] for check in steady.call("Doctor")["checks"]}
+    assert not {name for name in names if name.startswith("metrics")}
+    process = Path(f"/proc/{steady.process.pid}")
+    own = set()
+    for one in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(one))
+    listening = {
+        f"socket:[{line.split()[9]}]"
+        for table in ("tcp", "tcp6")
+        if (process / "net" / table).exists()
+        for line in (process / "net" / table).read_text("ascii").splitlines()[1:]
+    }
+    assert not own & listening

@@ -76,6 +76,11 @@ def value(text: str, name: str, **labels: Any) -> float:
     return values(text)[name, tuple(sorted(labels.items()))]
 
 
+def local() -> str:
+    """Give a place to listen at that nobody has now."""
+    return f"127.0.0.1:{free_port()}"
+
+
 def free_port(family: socket.AddressFamily = socket.AF_INET) -> int:
     """Give a port that nobody has now."""
     with socket.socket(family) as sock:

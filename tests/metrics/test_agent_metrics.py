@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent.running import Refused, serving
+from agent.running import Refused, children
 from metrics.served import connection, scrape, showing, value, values
 
 from xce_nodeagent.export.figures import TABLE
@@ -18,6 +19,7 @@ from xce_nodeagent.export.figures import TABLE
 pytestmark = pytest.mark.needs("root", "cgroup2")
 
 PATIENCE = 20.0
+REPORT = "xce_nodeagent_report"
 JOB, ATTEMPT = "a-job-that-nobody-else-has", "an-attempt-of-it"
 
 
@@ -89,7 +91,7 @@ def test_counters_move_by_what_jobs_do(metered) -> None:
 
 def test_what_is_told_is_what_is_documented(metered) -> None:
     told = {name for name, _ in values(scrape(metered.port))}
-    known = {row.name for row in TABLE if not row.name.startswith("xce_nodeagent_report_")}
+    known = {row.name for row in TABLE}
     bare = {name.removesuffix(end) for name in told for end in ("", "_bucket", "_sum", "_count")}
     assert known <= bare
 
@@ -118,6 +120,41 @@ def test_a_drained_card_and_a_helper_that_is_replaced_are_seen(metered) -> None:
         metered.call("Undrain", id=card)
     roles = {dict(labels)["role"] for name, labels in values(text) if "helper_up" in name}
     assert roles >= {"binder", "witness"}
+
+
+def test_a_look_at_the_fences_and_a_binder_that_dies_are_counted(metered) -> None:
+    metered.call("Prepare", job="looked-at", request="rusage[gpu=1]")
+    before = _fresh(metered, scrape(metered.port))
+    rounds = "xce_nodeagent_verification_rounds_total"
+    whole = "xce_nodeagent_verification_bindings_total"
+    lost = "xce_nodeagent_helper_restarts_total"
+    metered.call("Doctor", repair=True)
+    for supervisor in children(metered.process.pid):
+        for helper in children(supervisor):  # the one that serves, and the spare
+            if Path(f"/proc/{helper}/comm").read_text("ascii") == "xce-binder\n":
+                os.kill(helper, signal.SIGKILL)
+    found = [before]
+
+    def replaced() -> bool:
+        found[0] = scrape(metered.port)
+        return value(found[0], lost, role="binder") > value(before, lost, role="binder")
+
+    try:
+        _until(replaced)
+    finally:
+        metered.call("Release", job="looked-at")
+    assert value(found[0], rounds) > value(before, rounds)
+    assert value(found[0], whole, result="whole") > value(before, whole, result="whole")
+
+
+def test_how_reports_go_is_told(metered) -> None:
+    where = metered.port
+    _until(lambda: value(scrape(where), f"{REPORT}_deliveries_total", sink="file") >= 1)
+    text = scrape(where)
+    assert value(text, f"{REPORT}_failing", sink="file") == 0
+    assert value(text, f"{REPORT}_lag_seconds", sink="file") < PATIENCE
+    size = (metered.folder / "state" / "out.json").stat().st_size
+    assert value(text, f"{REPORT}_bytes_total", sink="file") >= size
 
 
 def test_the_file_has_the_same_and_nothing_of_the_process(metered) -> None:
@@ -153,19 +190,6 @@ def test_a_crowd_of_hostile_readers_delays_no_job(metered) -> None:
     finally:
         for sock in crowd:
             sock.close()
-
-
-def test_off_by_default(cgroup2_mount) -> None:
-    with serving(cgroup2_mount) as agent:
-        assert not _checks(agent, "metrics")
-        assert not _checks(agent, "metrics.textfile")
-        net = Path(f"/proc/{agent.process.pid}/net/tcp").read_text("ascii").splitlines()[1:]
-        own = {
-            os.readlink(one)[8:-1]
-            for one in Path(f"/proc/{agent.process.pid}/fd").iterdir()
-            if os.readlink(one).startswith("socket:[")
-        }
-        assert not own & {line.split()[9] for line in net}
 
 
 def test_a_unix_socket_also_after_a_kill(cgroup2_mount) -> None:
