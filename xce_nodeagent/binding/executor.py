@@ -103,20 +103,29 @@ class Executor:
             kept = self._kept[id(grants)] = (grants, pack(self._grants(binding)))
         return kept[1]
 
-    async def carry_out(self, binding: Binding, *, again: bool = False) -> None:
+    async def carry_out(
+        self,
+        binding: Binding,
+        *,
+        again: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Make the kernel's state what the binding's plan says. Raises what the binder says.
 
         `again`: it was carried out before, so the job's processes may be in the cgroup by now,
         also in one that its owner has made anew. Under the policy `best-effort` a rule that
-        cannot be applied is logged, and that is all.
+        cannot be applied is logged, and that is all. `meanwhile` is called once, while the binder
+        works.
         """
         step = binding.plan.cgroup
         if step is None or self._binder is None:
+            if meanwhile is not None:
+                meanwhile()
             return
         populated = again or (isinstance(step, AdoptCgroup) and step.populated)
         request = self._bind(binding, step, populated=populated)
         try:
-            await self._binder.call(request)
+            await self._binder.call(request, meanwhile=meanwhile)
         except Enforcement as error:
             if binding.enforcement != "best-effort":
                 raise

@@ -1,22 +1,21 @@
 """The life of bindings: prepare and grow here; release, verification and outcomes put together.
 
-The order is always the same: decide (planner), record (ledger), act (executor), answer, and note
-the outcome. One binding is worked on by one call at a time; different bindings do not wait for
+The order is always the same: decide (planner), record (ledger), act (executor, and look once more
+at the host meanwhile), answer, and note the outcome. One binding is worked on by one call at a time; different bindings do not wait for
 each other, but for the ledger's commit, which is one `fdatasync`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
-
-from msgspec import structs
 
 from xce_nodeagent.binding import answer, place, planner
 from xce_nodeagent.binding.book import Book
 from xce_nodeagent.binding.composer import Composer, Site
 from xce_nodeagent.binding.demand import Demand, demand
 from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.lastlook import LastLook, LookAtNodes, Strangers
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.pace import Pace
@@ -24,35 +23,20 @@ from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.release import Releases
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.verification import Verification
-from xce_nodeagent.errors import AgentError, Enforcement, Unhealthy
+from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.model import name, wire
-from xce_nodeagent.model.binding import Binding, Changed, Committed, Key
+from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import ReleaseConfig
-from xce_nodeagent.model.instance import DeviceNode, Instance
 from xce_nodeagent.model.inventory import Inventory
-from xce_nodeagent.model.plan import AllowDevice, CgroupRef
-from xce_nodeagent.provider import Provider
-
-
-def _not_at_all(instances: Iterable[Instance], nodes: Iterable[DeviceNode]) -> None:
-    """Look at no node: where nothing is on a disk."""
-
-
-def _without(inventory: Inventory, instance: str, why: str) -> Inventory:
-    """Give the inventory with an instance that is unhealthy."""
-    instances = tuple(
-        structs.replace(one, healthy=False, reason=why) if one.id == instance else one
-        for one in inventory.instances
-    )
-    return structs.replace(inventory, instances=instances)
+from xce_nodeagent.model.plan import CgroupRef
+from xce_nodeagent.provider import Divides, Provider
 
 
 class Lifecycle:
     """All bindings of this host, from the first prepare to the last trace.
 
     `inventory` gives the current one; `mounted` is where the cgroup hierarchies are
-    (host.cgroup.mounts). `look_at_nodes` raises Unhealthy where a node on disk is not what is
-    granted: it gets the instances, and all nodes; it is on the path of a prepare.
+    (host.cgroup.mounts). `look_at_nodes` is part of the last look (lastlook.py).
     """
 
     def __init__(
@@ -69,14 +53,14 @@ class Lifecycle:
         clock: Callable[[], float],
         uptime: Callable[[], float],
         release: ReleaseConfig,
-        look_at_nodes: Callable[[Iterable[Instance], Iterable[DeviceNode]], None] = _not_at_all,
+        look_at_nodes: LookAtNodes | None = None,
     ) -> None:
         self.ledger = ledger
         self.book: Book = ledger.book
         self.site = site
         self.last_seen: dict[Key, float] = {}
         self._executor = executor
-        self._providers = providers
+        self._dividing = {n: one for n, one in providers.items() if isinstance(one, Divides)}
         self._composer = Composer(providers, site)
         self.turns = Turns()
         self.pace = Pace()
@@ -105,10 +89,11 @@ class Lifecycle:
         )
         self._selector = selector
         self.inventory = inventory
-        self._parts = parts
+        self._strangers = Strangers(parts)
         self._mounted = mounted
         self._clock = clock
-        self._look_at_nodes = look_at_nodes
+        # Without a fence, a node is as good as the next.
+        self._look_at_nodes = look_at_nodes if site.policy == "required" else None
 
     # ---- prepare ----------------------------------------------------------------------------
 
@@ -134,72 +119,68 @@ class Lifecycle:
                 want = want.in_cgroup(cgroup.path)
             if self.ledger.unseen:
                 raise Enforcement(self.ledger.unseen)
-            before = self.book.live.get(key)
-            event = self._planned(want, cgroup, before)
-            started = perf_counter()
-            binding = self.ledger.commit(event)
-            assert binding is not None  # noqa: S101  # these two events always leave a binding
-            committed = perf_counter()
-            await self._carry_out(binding, before)
-            self.pace.prepare["bind"].add(perf_counter() - committed)
-            self.pace.prepare["commit"].add(committed - started)
-            return answer.prepared(binding)
+            return answer.prepared(await self._bound(want, cgroup, key))
 
-    def _planned(
-        self, want: Demand, cgroup: CgroupRef | None, before: Binding | None
-    ) -> Committed | Changed:
-        """Plan, with a last look at the nodes on disk.
-
-        What has a wrong one is taken for unhealthy: if it was named, that is the answer, and what
-        was only counted is chosen anew without it.
-        """
+    async def _bound(self, want: Demand, cgroup: CgroupRef | None, key: Key) -> Binding:
+        """Plan, commit and carry out; again, as long as the last look finds what nobody knew."""
         inventory = self.inventory()
-        divisible = planner.wants_ports(inventory, want)
-        in_use = self._parts.in_use(divisible) if divisible else frozenset()
-        had = set(before.instances) if before else set()
         pace = self.pace.prepare
         while True:
+            before = self.book.live.get(key)
             started = perf_counter()
+            ports = planner.wants_ports(inventory, want)
+            in_use = self._strangers.known(ports, self.book.ports_held())
             event = planner.plan(
                 want,
                 inventory=inventory,
                 book=self.book,
                 composer=self._composer,
-                providers=self._providers,
+                dividing=self._dividing,
                 selector=self._selector,
                 site=self.site,
                 cgroup=cgroup,
-                ports_in_use=in_use,
+                ports_in_use=in_use or frozenset(),
             )
             planned = perf_counter()
-            pace["plan"].add(planned - started)
-            if self.site.policy != "required":
-                return event
-            chosen = set(event.instances) - had
-            try:
-                self._look_at_nodes(
-                    [one for one in inventory.instances if one.id in chosen],
-                    [step.node for step in event.plan.steps if isinstance(step, AllowDevice)],
-                )
-            except Unhealthy as error:
-                sick = error.details.get("instance", "")
-                if sick not in chosen or not inventory.by_id()[sick].healthy:
-                    raise
-                inventory = _without(inventory, sick, error.details["reason"])
-            else:
-                pace["look"].add(perf_counter() - planned)
-                return event
+            binding = self.ledger.commit(event)
+            assert binding is not None  # noqa: S101  # these two events always leave a binding
+            committed = perf_counter()
+            look = LastLook(
+                binding,
+                before,
+                inventory,
+                nodes=self._look_at_nodes,
+                strangers=self._strangers,
+                ports=ports if in_use is None else None,
+                held=self.book.ports_held(),
+            )
+            await self._carry_out(binding, before, look)
+            if look.error is None:
+                pace["bind"].add(perf_counter() - committed)
+                pace["commit"].add(committed - planned)
+                pace["plan"].add(planned - started)
+                pace["look"].add(look.seconds)
+                return binding
+            corrected = look.corrected()
+            # What could not be taken back is still to be released.
+            if corrected is None or (before is None and key in self.book.live):
+                raise look.error
+            inventory = corrected
 
     def _existing(self, want: Demand) -> Binding | None:
         memory = self.site.attempt_memory_seconds
         return planner.existing(self.book, want, self.ledger.elapsed() - memory)
 
-    async def _carry_out(self, binding: Binding, before: Binding | None) -> None:
+    async def _carry_out(self, binding: Binding, before: Binding | None, look: LastLook) -> None:
+        """Have it done; take it back where it cannot be, or where the look finds something."""
         try:
-            await self._executor.carry_out(binding)
+            await self._executor.carry_out(binding, meanwhile=look)
         except AgentError as error:
             await self.releases.fail(binding, before, error)
             raise
+        if look.error is not None:
+            await self.releases.fail(binding, before, look.error)
+            return
         self.outcomes.carried_out(binding)
         self.releases.vigil.began(binding)
 

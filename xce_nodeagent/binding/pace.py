@@ -8,8 +8,8 @@ from xce_nodeagent.model.histogram import Histogram
 class Pace:
     """A histogram for each step.
 
-    Of a prepare: `plan` (choose and plan), `look` (at the nodes on disk), `commit` (the ledger),
-    `bind` (the binder). Of a release: `commit` (the intent), `unbind` (the binder, and who is
+    Of a prepare: `plan` (choose and plan), `look` (at nodes and ports, while the binder works), `commit`
+    (the ledger), `bind` (the binder). Of a release: `commit` (the intent), `unbind` (the binder, and who is
     left).
     """
 

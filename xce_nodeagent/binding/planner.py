@@ -32,7 +32,7 @@ from xce_nodeagent.model.binding import Binding, Changed, Committed
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
 from xce_nodeagent.model.plan import AdoptCgroup, CgroupRef, HoldPort, MakeCgroup
-from xce_nodeagent.provider import Divides, Provider
+from xce_nodeagent.provider import Divides
 
 
 class Selector(Protocol):
@@ -118,7 +118,7 @@ def plan(
     inventory: Inventory,
     book: Book,
     composer: Composer,
-    providers: Mapping[str, Provider],
+    dividing: Mapping[str, Divides],
     selector: Selector,
     site: Site,
     cgroup: CgroupRef | None,
@@ -154,8 +154,8 @@ def plan(
         )
     ports = before.plan.ports if before else ()
     if divisible := wants_ports(inventory, want):
-        provider = providers[divisible.provider]
-        if not isinstance(provider, Divides):
+        provider = dividing.get(divisible.provider)
+        if provider is None:
             raise BadPort(f"{divisible.id} cannot be held in parts")
         _fresh_names(want.ask.ports, ports)
         _ports_free(book, want.ask.ports)

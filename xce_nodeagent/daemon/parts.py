@@ -21,7 +21,7 @@ class Parts:
 
     def __init__(self, host: Host, providers: Mapping[str, Provider], witness: Helper) -> None:
         self._host = host
-        self._providers = providers
+        self._dividing = {n: one for n, one in providers.items() if isinstance(one, Divides)}
         self._witness = witness
 
     def in_use(self, instance: Instance) -> frozenset[int]:
@@ -33,8 +33,8 @@ class Parts:
         return self._ask(instance, lambda provider: provider.served(self._host, instance))
 
     def _ask(self, instance: Instance, look: Callable[[Divides], frozenset[int]]) -> frozenset[int]:
-        provider = self._providers[instance.provider]
-        if not isinstance(provider, Divides):
+        provider = self._dividing.get(instance.provider)
+        if provider is None:
             return frozenset()
         try:
             return look(provider)

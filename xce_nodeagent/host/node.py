@@ -17,6 +17,19 @@ _NOT_NEEDED = "/dev/dri/"
 """A container may be without these, and who computes can do so, too."""
 
 
+_MODES = {"c": stat.S_IFCHR, "b": stat.S_IFBLK}
+
+
+def is_right(host: Host, node: DeviceNode) -> bool:
+    """Say whether a node is there, as it should be: the usual case, quickly."""
+    found = _look(host, node)
+    return (
+        found is not None
+        and found.st_rdev == os.makedev(node.major, node.minor)
+        and stat.S_IFMT(found.st_mode) == _MODES[node.type]
+    )
+
+
 def fault(host: Host, node: DeviceNode) -> str:
     """Say what is wrong with a node that is there; empty where it is right, or is not there."""
     found = _look(host, node)
