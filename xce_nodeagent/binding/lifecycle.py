@@ -1,8 +1,9 @@
 """The life of bindings: prepare and grow here; release, verification and outcomes put together.
 
 The order is always the same: decide (planner), record (ledger), act (executor, and look once more
-at the host meanwhile), answer, and note the outcome. One binding is worked on by one call at a time; different bindings do not wait for
-each other, but for the ledger's commit, which is one `fdatasync`.
+at the host meanwhile), answer, and note the outcome. One binding is worked on by one call at a
+time; different bindings do not wait for each other, but for the ledger's commit, which is one
+`fdatasync`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from xce_nodeagent.model.histogram import Histogram
 class Pace:
     """A histogram for each step.
 
-    Of a prepare: `plan` (choose and plan), `look` (at nodes and ports, while the binder works), `commit`
-    (the ledger), `bind` (the binder). Of a release: `commit` (the intent), `unbind` (the binder, and who is
-    left).
+    Of a prepare: `plan` (choose and plan), `commit` (the ledger), `bind` (the binder), and `look`
+    (at nodes and ports, while the binder works). Of a release: `unbind` (the binder, and who is
+    left), and `commit` (the intent, while the binder works).
     """
 
     def __init__(self) -> None:

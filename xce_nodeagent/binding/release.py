@@ -17,6 +17,7 @@ from xce_nodeagent.binding import leftover, planner
 from xce_nodeagent.binding.cleaning import Cleaning
 from xce_nodeagent.binding.composer import Composer
 from xce_nodeagent.binding.executor import Executor
+from xce_nodeagent.binding.intent import Intent
 from xce_nodeagent.binding.killing import Killing
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
@@ -175,21 +176,21 @@ class Releases:
                 recorded = self._ledger.recorded(*key)
                 return wire.Released(released=True, clean=True, known=False, recorded=recorded)
             started = perf_counter()
-            recorded = self._intend(binding, kill)
-            intended = perf_counter()
-            self._pace["commit"].add(intended - started)
-            # Who listens is looked at while the binder works. Nobody did: then nobody can later,
-            # for the job's processes are gone or told of. Somebody did: it may be gone by now.
-            seen: list[int] = []
-            look = functools.partial(self._listening, binding)
+            intent = Intent(
+                functools.partial(self._intend, binding, kill),
+                functools.partial(self._listening, binding),
+            )
             try:
-                unbound = await self._executor.take_back(binding, lambda: seen.extend(look()))
+                unbound = await self._executor.take_back(binding, intent)
+                recorded, seen = intent.told()
             except AgentError:
+                intent.record()  # it will be undone, also when nobody asks for it again
                 self.clean_later()
                 raise
-            self._pace["unbind"].add(perf_counter() - intended)
+            self._pace["unbind"].add(perf_counter() - started)
+            self._pace["commit"].add(intent.seconds)
             left = leftover.in_cgroup(unbound)
-            ports = look() if seen else []
+            ports = self._listening(binding) if seen else []
             if ports:
                 left += await self._parts.who(tuple(ports))
             # The vigil may have freed what was quarantined meanwhile.

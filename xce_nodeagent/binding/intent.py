@@ -1,0 +1,58 @@
+"""The intent of a release: it is recorded while the binder undoes, which takes as long.
+
+An agent that dies after the binder has acted, and before the intent is on the disk, finds a binding
+that is bound with its cgroup gone, or released, or without its mark: it is closed, released, or
+made whole again. Whoever asked was not answered, and asks again. Before anybody is answered, and
+before anybody else can get what is given back, the intent is on the disk, or kept to be written
+with the next grant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from xce_nodeagent.errors import AgentError
+
+
+class Intent:
+    """To be called while the binder works: it records, and sees who still listens.
+
+    `seconds` is how long it took to record.
+    """
+
+    def __init__(self, record: Callable[[], bool], listening: Callable[[], list[int]]) -> None:
+        self._record = record
+        self._listening = listening
+        self.seconds = 0.0
+        self._recorded: bool | None = None
+        self._seen: list[int] | None = None
+        self._error: AgentError | None = None
+
+    def __call__(self) -> None:
+        """Do both. It raises nothing: the binder is at work, and must be heard first."""
+        self.record()
+        try:
+            self._seen = self._listening()
+        except AgentError as error:
+            self._error = error
+
+    def record(self) -> bool:
+        """Record it, once; say whether it is on the disk."""
+        if self._recorded is None:
+            started = perf_counter()
+            self._recorded = self._record()
+            self.seconds = perf_counter() - started
+        return self._recorded
+
+    def told(self) -> tuple[bool, list[int]]:
+        """Say whether it is recorded, and on which ports somebody listened meanwhile.
+
+        Nobody did: then nobody can later, for the job's processes are gone or told of. Somebody
+        did: that may be over by now. Raise what kept it from being seen.
+        """
+        if self._seen is None and self._error is None:
+            self()
+        if self._error is not None:
+            raise self._error
+        return self.record(), self._seen or []
