@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 from filled import COUNT
 
+from xce_nodeagent.cli.fleet import command
+from xce_nodeagent.cli.fleet.order import KEYS
 from xce_nodeagent.cli.fleet.schema import schema
 from xce_nodeagent.cli.main import main
 from xce_nodeagent.upstream.etcdwire import put
@@ -174,3 +176,21 @@ def test_nothing_is_forgotten_unless_somebody_says_yes(changed, answer: str) -> 
     assert done.stdout == ""
     assert "Delete all that the store has of r001-n01?" in done.stderr
     assert len(names(changed)) == COUNT
+
+
+# ---- what a command loads ------------------------------------------------------------------------
+
+
+def test_every_sort_there_is_can_be_asked_for() -> None:
+    assert tuple(KEYS) == command._SORTS
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("xce_nodeagent.cli.binding", ("xce_nodeagent.cli.fleet", "xce_nodeagent.upstream", "ssl")),
+     ("xce_nodeagent.cli.fleet.command", ("xce_nodeagent.upstream", "ssl", "http", "rich"))],
+)  # fmt: skip
+def test_nobody_waits_for_what_is_not_used(module: str, heavy: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print([m for m in sys.modules if m.startswith({heavy!r})])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

@@ -123,3 +123,16 @@ def test_references_to_nothing_are_passed_over() -> None:
     evil = structs.replace(node, shape=structs.replace(node.shape, rows=rows), shape_hash="evil")
     assert shown(evil).instances
     msgspec.json.encode(shown(evil))
+
+
+def test_what_others_wrote_is_cut_and_shown_and_not_obeyed() -> None:
+    evil = "\x1b]0;x\x07" + "y" * 5000
+    node = structs.replace(next(fleets.nodes(6)), faults=(evil,))
+    states = {"GPU": State(healthy=False, reason=evil)}
+    view = Reading(lambda *_: evil).view(
+        Fleet(nodes={"n": structs.replace(node, states=states)}, faults=(evil,)), evil
+    )
+    told = msgspec.json.encode(view).decode()
+    assert "\\u001b" not in told
+    assert "\\u0007" not in told
+    assert len(max(told.split('"'), key=len)) < 500

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 
 from xce_nodeagent.cli.fleet.grid import plain as text_of
 from xce_nodeagent.cli.fleet.order import Wanted, chosen, ordered
-from xce_nodeagent.cli.fleet.reason import age, detail
+from xce_nodeagent.cli.fleet.reason import age, detail, why
 from xce_nodeagent.cli.fleet.table import ENDLESS, Page, table, written
-from xce_nodeagent.cli.fleet.view import FleetView
+from xce_nodeagent.cli.fleet.view import FleetView, Tally
 
 NOW = fleets.TIME + 4000
 
@@ -125,3 +125,27 @@ def test_ten_thousand_rows_are_in_their_order(large: FleetView) -> None:
     text = written(large, rows, page())
     found = re.findall(r"^(r\d{3}-n\d{2}-\d{2}) ", text, re.MULTILINE)
     assert found == [node.name for node in rows]
+
+
+def test_reasons_of_what_was_asked_for_are_all_told(large: FleetView) -> None:
+    ill = chosen(large.nodes, Wanted(unhealthy=True))
+    told = list(map(text_of, table(large, ill, page(80, 24, every=True))))
+    assert sum("XID 79" in line for line in told) == len(ill) == 250
+
+
+def test_kinds_that_have_no_room_are_counted(view: FleetView) -> None:
+    many = tuple(
+        structs.replace(node, instances=(Tally(type="gpu", model=f"M{at}", total=1, free=1),))
+        for at, node in enumerate(view.nodes)
+    )
+    lines = list(map(text_of, table(view, many, page(80, 30))))
+    (told,) = [line for line in lines if line.endswith(" kinds more")]
+    assert len(lines) <= 30
+    assert int(told.split()[1]) + sum(line.startswith("1 ") for line in lines) == 200
+
+
+def test_how_long_a_node_is_gone_is_told_where_it_is_known(view: FleetView) -> None:
+    node = next(node for node in view.nodes if node.state == "stale")
+    gone = structs.replace(node, since=NOW - 90, reported=NOW - 300)
+    assert why(gone, NOW) == "no sign of life for 90 s; changed 5 min ago"
+    assert why(structs.replace(gone, since=None), NOW) == "no sign of life; changed 5 min ago"

@@ -35,6 +35,14 @@ Block = Callable[[str, Mapping[str, Any]], str]
 """Gives a node's switch block from its name and its host's attributes; empty where none is told."""
 
 
+_LONGEST = 400  # letters of anything that a node tells: the rest is rubbish
+
+
+def text(told: str) -> str:
+    """Give what a stranger wrote as a terminal may be shown it, and no more than a few lines."""
+    return printable(told if len(told) <= _LONGEST else f"{told[:_LONGEST]}…")
+
+
 class _Row(Struct, frozen=True):
     """An instance as all hosts of a shape have it; other instances by their places."""
 
@@ -67,8 +75,8 @@ class Reading:
             cluster=fleet.cluster,
             revision=fleet.revision,
             digest=fleet.digest,
-            outdated=outdated,
-            faults=tuple(map(printable, fleet.faults)),
+            outdated=text(outdated),
+            faults=tuple(map(text, fleet.faults)),
             summary=summary(nodes),
             nodes=nodes,
         )
@@ -78,32 +86,33 @@ class Reading:
         states = self._states(node, static.ids if static is not None else ())
         wrong = tuple(
             Wrong(
-                id=printable(one.id),
+                id=text(one.id),
                 type=one.row.type,
                 state=state,
-                reason=printable(one.why.reason),
+                reason=text(one.why.reason),
             )
             for one in states
             if (state := _kept(one.state))
         )
         return NodeView(
-            name=printable(node.name),
-            block=printable(self._block(node.name, static.attributes if static else {})),
+            name=text(node.name),
+            block=text(self._block(node.name, static.attributes if static else {})),
             state=_worst(node, wrong),
             available=node.available,
-            faults=tuple(map(printable, node.faults)),
-            boot_id=printable(head.boot_id) if head else "",
-            generation=printable(head.generation) if head else "",
-            digest=printable(head.digest) if head else "",
+            since=node.since or None,
+            faults=tuple(map(text, node.faults)),
+            boot_id=text(head.boot_id) if head else "",
+            generation=text(head.generation) if head else "",
+            digest=text(head.digest) if head else "",
             reported=head.time or None if head else None,
-            program=printable(head.program) if head else "",
+            program=text(head.program) if head else "",
             instances=(*_tallies(states), *_divisible(node)),
             jobs=tuple(
                 Job(
-                    job=printable(one.job),
-                    attempt=printable(one.attempt),
-                    state=printable(one.state),
-                    instances=tuple(map(printable, one.instances)),
+                    job=text(one.job),
+                    attempt=text(one.attempt),
+                    state=text(one.state),
+                    instances=tuple(map(text, one.instances)),
                 )
                 for one in node.bindings
             ),
@@ -151,8 +160,8 @@ def _rows(shape: Shape) -> tuple[_Row, ...]:
                 slices.add(parent)
     return tuple(
         _Row(
-            type="" if row.type in divisible else printable(row.type),
-            model=printable(str(cleaned(row.attributes.get("model", "")))),
+            type="" if row.type in divisible else text(row.type),
+            model=text(str(cleaned(row.attributes.get("model", "")))),
             overlaps=tuple(
                 place for one in row.overlaps if (place := _place(one, len(shape.rows))) is not None
             ),
@@ -219,7 +228,7 @@ def _divisible(node: Node) -> tuple[Tally, ...]:
         unhealthy = max(0, count.total - count.healthy)
         found.append(
             Tally(
-                type=printable(kind.name),
+                type=text(kind.name),
                 total=count.total,
                 free=count.free if node.available else 0,
                 held=max(0, count.total - unhealthy - count.free),

@@ -27,9 +27,14 @@ def age(then: float | None, now: float) -> str:
     """Say how long ago something was; clocks of nodes disagree, and none is ahead of ours here."""
     if then is None:
         return ""
-    seconds = max(0.0, now - then)
+    return f"{lasted(now - then)} ago"
+
+
+def lasted(seconds: float) -> str:
+    """Say how long something takes."""
+    seconds = max(0.0, seconds)
     size, word = next(((size, word) for below, size, word in _AGES if seconds < below), (1, "s"))
-    return f"{seconds / size:.0f} {word} ago"
+    return f"{seconds / size:.0f} {word}"
 
 
 def why(node: NodeView, now: float) -> str:
@@ -37,31 +42,35 @@ def why(node: NodeView, now: float) -> str:
     first = next((one for one in node.wrong if one.state == "unhealthy"), None)
     told = list(node.faults)
     if not node.available:
-        told.append(f"no sign of life; its last change was {age(node.reported, now) or 'never'}")
+        since = f" for {lasted(now - node.since)}" if node.since else ""
+        told.append(f"no sign of life{since}; changed {age(node.reported, now) or 'never'}")
     if first is not None:
         more = sum(one.state == "unhealthy" for one in node.wrong) - 1
         told.append(f"{first.type}: {first.reason or 'unhealthy'}{f', {more} more' * bool(more)}")
     return "; ".join(told)
 
 
-def reasons(nodes: Iterable[NodeView], *, every: bool) -> list[Line]:
-    """Say what is wrong with nodes, the worst first; of a few, unless `every` is asked for."""
+def reasons(nodes: Iterable[NodeView], *, every: bool, wide: bool) -> list[Line]:
+    """Say what is wrong with nodes, the worst first.
+
+    `every` one of them, or a few; `wide` names each instance, not a few of a reason.
+    """
     ill = [node for node in exceptional(tuple(nodes)) if node.faults or node.wrong]
     shown = ill if every else ill[:_TOLD]
-    lines = [line for node in shown for line in _reasons(node, every=every)]
+    lines = [line for node in shown for line in _reasons(node, wide=wide)]
     if len(shown) < len(ill):
         lines.append(cell(f"and {len(ill) - len(shown)} nodes more: --wide tells of all"))
     return lines
 
 
-def _reasons(node: NodeView, *, every: bool) -> Iterator[Line]:
+def _reasons(node: NodeView, *, wide: bool) -> Iterator[Line]:
     for fault in node.faults:
         yield ((f"{node.name}: ", ""), (fault, STYLES[node.state]))
     alike: dict[tuple[str, str, str], list[Wrong]] = defaultdict(list)
     for one in node.wrong:
         alike[one.type, one.state, one.reason].append(one)
     for (kind, state, told), several in alike.items():
-        named = several if every else several[:_NAMED]
+        named = several if wide else several[:_NAMED]
         names = ", ".join(one.id for one in named)
         more = f" and {len(several) - len(named)} more" if len(named) < len(several) else ""
         yield (

@@ -136,10 +136,11 @@ def look(settings: Settings, seconds: float) -> Store:
     with asking(settings, seconds) as asked:
         revision, found = asked.range(keys.prefix)
         mirror = Mirror(keys, grace=0)
-        now, wall = time.monotonic(), time.time()
-        mirror.reset(((kv.key, kv.value, kv.lease) for kv in found), now=now, wall=wall)
+        now = time.monotonic()
+        # One look does not tell since when a node is gone: that is time 0.
+        mirror.reset(((kv.key, kv.value, kv.lease) for kv in found), now=now, wall=0.0)
         cluster = str(asked.cluster)
-    return Store(settings, mirror.fleet(revision=revision, cluster=cluster, now=now, wall=wall))
+    return Store(settings, mirror.fleet(revision=revision, cluster=cluster, now=now, wall=0.0))
 
 
 class Followed:

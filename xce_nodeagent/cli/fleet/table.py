@@ -61,17 +61,19 @@ def table(view: FleetView, nodes: Sequence[NodeView], page: Page) -> list[Line]:
     head = heading(view, nodes)
     above = _high(head, page)
     if page.every or page.lines is None or len(nodes) + above + 2 < page.lines:
-        told = reasons(nodes, every=page.wide)
+        asked = page.wide or len(nodes) < len(view.nodes)
+        told = reasons(nodes, every=asked, wide=page.wide)
         return [*head, *_rows(nodes, page), *([(), *told] if told else [])]
     room = page.lines - above - 4
     found = groups(nodes)
     if len(found) > max(room // 2, 4):
         found = groups(nodes, by_block=False)
-    if len(found) > room - 3:
-        found = found[: room - 3]
-    lines = [*head, *_group_rows(found, page)]
+    shown = found[: max(room - 3, 1)]
+    lines = [*head, *_group_rows(shown, page)]
+    if len(shown) < len(found):
+        lines.append(cell(f"and {len(found) - len(shown)} kinds more"))
     ill = exceptional(nodes)
-    left = page.lines - above - len(found) - 1 - 5
+    left = page.lines - above - len(shown) - 1 - 5
     if ill and left > 0:
         lines += [(), *_exceptions(few(ill, left), page)]
         if left < len(ill):

@@ -74,6 +74,9 @@ class Job(Struct, frozen=True, kw_only=True):
 class NodeView(Struct, frozen=True, kw_only=True):
     """A node. `reported` is when it last had something to tell, by its own clock, since the epoch.
 
+    `since` is when it was without a sign of life at the latest, by the clock of who reads; null
+    while it lives, and where it was looked at only once.
+
     `cards` has a letter for each card that computes, for the picture: f(ree), h(eld), p(artly
     held), u(nhealthy), d(rained), r(eserved), a(way).
     """
@@ -82,6 +85,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     block: str = ""
     state: NodeState = "ok"
     available: bool = True
+    since: float | None = None
     faults: tuple[str, ...] = ()
     boot_id: str = ""
     generation: str = ""
