@@ -27,6 +27,7 @@ from xce_nodeagent.upstream.etcdwire import Event
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.mirror import Change, Mirror
+from xce_nodeagent.upstream.sink import Undelivered
 
 _log = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class Watcher:
             except etcderror.Compacted as error:
                 _log.info("fleet: all is read again: %s", error.reason)
                 self._read_to = 0
-            except etcderror.EtcdError as error:
+            except (etcderror.EtcdError, Undelivered) as error:  # the latter: no password to read
                 if isinstance(error, etcderror.Future):
                     self._read_to = 0  # the store went back: all that is known is of no use
                 if self._closed:
