@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, convert, structs, to_builtins
 
 from xce_nodeagent.errors import BadConfig, exhausted
-from xce_nodeagent.host import Host, system, topology
+from xce_nodeagent.host import Host, pci, system, topology
 from xce_nodeagent.host import virtual as virtual_file
 from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
 from xce_nodeagent.host.memory import Memory
@@ -29,8 +29,11 @@ _log = logging.getLogger(__name__)
 _TYPES = ("gpu", "mig", "gi", "mps", "accelerator", "nic", "ports")
 _TYPE_ORDER = {name: place for place, name in enumerate(_TYPES)}
 
-_GROUND = frozenset({"pci", "cpu", "node"})
-"""Subsystems whose events change the topology, or what is told of the host itself."""
+_PROCESSORS = frozenset({"cpu", "node"})
+"""Subsystems whose events change what is told of the host itself."""
+
+_GROUND = _PROCESSORS | {"pci"}
+"""Subsystems whose events change the topology."""
 
 
 def scan(host: Host, providers: Sequence[Provider], previous: Inventory | None = None) -> Inventory:
@@ -57,13 +60,14 @@ class Discovery:
         # To ask what a provider is able to takes 25 µs, and a look after an event 2 ms.
         self._declaring = frozenset(one.name for one in providers if isinstance(one, Declares))
         self._dividing = dividing(providers)
-        self._memory = Memory()
+        self._memory = Memory(host.real)
         self._found: dict[str, Found] = {}
         self._ground: dict[str, Any] = {}
         self._placed: frozenset[str] | None = None
         self._attributes: dict[str, Any] = {}
         self._hidden = virtual.Virtual()
         self._rails: tuple[Any, rail.Rails] | None = None
+        self._codes: Mapping[str, int] = {}
 
     def look(
         self,
@@ -85,8 +89,10 @@ class Discovery:
         self._placed, placed = None, self._placed if events is not None else None
         self._memory.begin(events)
         host = self._host.remembering(self._memory)
+        codes, self._codes = self._codes, pci.functions(host)
+        kinds = _kinds(events or (), codes, self._codes)
         for provider in self._providers:
-            if events is None or _concerned(provider, self._found[provider.name], events):
+            if events is None or _concerned(provider, self._found[provider.name], events, kinds):
                 self._found[provider.name] = _ask(provider, host)
         gathered = _gather(
             self._providers, self._found, previous, declaring=self._declaring, earlier=earlier
@@ -96,8 +102,9 @@ class Discovery:
         also = frozenset(one.text("pci_address") for one in shown)
         if events is None or also != placed or any(e.subsystem in _GROUND for e in events):
             self._ground = topology.read(host, also)
-            self._attributes = system.facts(host, self._ground["cpu"])
             self._hidden = virtual_file.read(host)
+        if events is None or any(e.subsystem in _PROCESSORS for e in events):
+            self._attributes = system.facts(host, self._ground["cpu"])
         self._placed = also
         shown, ground = virtual.applied(shown, self._ground, self._hidden)
         ground["links"] = to_builtins(sorted(gathered.links))
@@ -125,11 +132,29 @@ class Discovery:
         return self._rails[1]
 
 
-def _concerned(provider: Provider, before: Found, events: Collection[Event]) -> bool:
+def _kinds(
+    events: Iterable[Event], before: Mapping[str, int], now: Mapping[str, int]
+) -> frozenset[int] | None:
+    """Give the PCI base classes of the functions that events are about; None: of any."""
+    addresses = {event.name for event in events if event.subsystem == "pci"}
+    codes = [code for known in (before, now) for at, code in known.items() if at in addresses]
+    return (
+        frozenset(code >> 16 for code in codes) if addresses <= before.keys() | now.keys() else None
+    )
+
+
+def _concerned(
+    provider: Provider,
+    before: Found,
+    events: Collection[Event],
+    kinds: Collection[int] | None,
+) -> bool:
     """Say whether a provider must be asked after these events; who does not say, always."""
     subsystems = getattr(provider, "subsystems", None)
     if subsystems is None or (before.state == "not_yet" and AGAIN in events):
         return True
+    if kinds is not None and (classes := getattr(provider, "pci_classes", None)) is not None:
+        subsystems = subsystems - {"pci"} if classes.isdisjoint(kinds) else subsystems
     return any(
         event.subsystem in subsystems
         or (event.subsystem == LIBRARY and event.name == provider.name)

@@ -131,6 +131,9 @@ class Watches(Protocol):
     """The kernel's subsystems (and `host.event.ROUTES`) whose events can change what it finds.
 
     What a vendor's library tells of itself concerns the provider that the event names.
+
+    A provider may have `pci_classes` as well: of `pci`, events of functions of these base classes
+    (the upper 8 bits of the class code) are enough for it.
     """
 
 

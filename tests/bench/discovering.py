@@ -29,6 +29,7 @@ COLD_MS, EVENT_MS = 50, 2
 STORM = 10_000
 LINK = Event("change", "net", "simib0")
 CARD = Event("change", "pci", "0000:18:00.0")
+CAME = Event("add", "pci", "0000:18:00.0")
 
 Opened = list[tuple[str, int]]
 
@@ -41,6 +42,7 @@ def figures(times: int) -> list[Figure]:
         found = [*_look(root, times, "cold", COLD_MS, None)]
         found += _look(root, times, "event", EVENT_MS, LINK)
         found += _look(root, times, "event_pci", EVENT_MS, CARD)
+        found += _look(root, times, "event_came", EVENT_MS, CAME)
         return [*found, asyncio.run(_storm(root))]
 
 
@@ -62,7 +64,9 @@ def _look(root: Path, times: int, name: str, most: float, event: Event | None) -
         took.append(_timed(look))
         floor.append(_timed(lambda: _by_hand(root, opened)))
     what = (
-        "a look at everything" if event is None else f"a look after an event of {event.subsystem}"
+        "a look at everything"
+        if event is None
+        else f"a look after an event of {event.subsystem}, {event.action}"
     )
     what += ", CPU time"
     note = f"{what}; the floor is the same {len(opened)} files and folders, read by hand"

@@ -70,14 +70,17 @@ class Device(Struct, frozen=True, kw_only=True):
 def devices(host: Host) -> tuple[Device, ...]:
     """Give them all: those on PCI in the order of the bus, then the others by name."""
     made = _by_class(host)
-    found = {name: _device(host, name, nodes) for name, nodes in made.items()}
     codes = pci.functions(host)
     for address, code in codes.items():
         second = pci.is_second_head(host, address, codes)
-        if address not in found and _computes(host, address, code) and not second:
-            found[address] = _device(host, address, {})
-    kept = (one for one in found.values() if one.vendor not in _OTHERS_PROVIDE)
-    return tuple(sorted(kept, key=lambda one: (not one.address, one.name.rjust(16, "0"))))
+        if address not in made and not second and _computes(host, address, code):
+            made[address] = {}
+    found = (_device(host, name, nodes) for name, nodes in made.items() if _is_ours(host, name))
+    return tuple(sorted(found, key=lambda one: (not one.address, one.name.rjust(16, "0"))))
+
+
+def _is_ours(host: Host, name: str) -> bool:
+    return not pci.is_address(name) or pci.identifier(host, name, "vendor") not in _OTHERS_PROVIDE
 
 
 def _by_class(host: Host) -> dict[str, dict[str, DeviceNode]]:
@@ -110,13 +113,15 @@ def _node_name(host: Host, folder: str, name: str) -> str:
 
 def _computes(host: Host, address: str, code: int) -> bool:
     """Say whether a function is for jobs, by its class; a plain display needs a render node."""
-    vendor = pci.identifier(host, address, "vendor")
     if code >> 16 == _PROCESSING:
         return True
+    if code >> 16 != _DISPLAY and code >> 8 != _COPROCESSOR:
+        return False
+    vendor = pci.identifier(host, address, "vendor")
     if code >> 8 == _COPROCESSOR:
         device = pci.identifier(host, address, "device")
         return vendor == NEC or (vendor == INTEL and device in _XEON_PHI)
-    if code >> 16 != _DISPLAY or vendor in _NOT_FOR_JOBS:
+    if vendor in _NOT_FOR_JOBS:
         return False
     return code >> 8 != _VGA or vendor == INTEL or _renders(drm.nodes(host, drm.function(address)))
 

@@ -50,7 +50,7 @@ def interfaces(host: Host) -> tuple[Interface, ...]:
     Also left out: children of an InfiniBand interface, and representors, which are ends of an
     internal switch and belong to the host.
     """
-    found = (_interface(host, name) for name in host.names(_NET) if said(name))
+    found = (_known(host, name) for name in host.names(_NET) if said(name))
     return tuple(_told_apart(interface for interface in found if interface is not None))
 
 
@@ -69,6 +69,10 @@ def _told_apart(found: Iterable[Interface]) -> Iterator[Interface]:
 def said(text: str | None) -> str:
     """Give a text that the kernel tells of a card; empty where it is rubbish, not text."""
     return text if text and text.isascii() and text.isprintable() else ""
+
+
+def _known(host: Host, name: str) -> Interface | None:
+    return host.state(f"{_NET}/{name}", lambda: _interface(host, name))
 
 
 def _interface(host: Host, name: str) -> Interface | None:

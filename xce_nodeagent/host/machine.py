@@ -170,6 +170,13 @@ class Host:
         """Give what is made of the files in a folder; it is kept where they are (see `memory`)."""
         return make() if self.memory is None else self.memory.known("d", folder, make)
 
+    def state(self, folder: str, make: Callable[[], Answer]) -> Answer:
+        """Give what is made of how a device is; kept until the kernel tells of it (see `memory`).
+
+        `folder` is the device's in its class.
+        """
+        return make() if self.memory is None else self.memory.known("s", folder, make)
+
     def answer(self, name: str, ask: Callable[[], Answer], kind: Any) -> Answer | None:
         """Give what is no file: asked now of this machine, else as it was recorded.
 

@@ -12,6 +12,7 @@ from xce_nodeagent.host.machine import Host
 from xce_nodeagent.model.environment import ranges
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DEVICES = "/sys/bus/pci/devices"
 _NODES = "/sys/devices/system/node"
 _ID = "[0-9A-Fa-f]{1,8}"
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
@@ -70,9 +71,12 @@ def is_address(name: str) -> bool:
 
 def functions(host: Host) -> dict[str, int]:
     """Give every PCI function of the host with its class code (24 bits)."""
+    return host.state(_DEVICES, lambda: _functions(host))
+
+
+def _functions(host: Host) -> dict[str, int]:
     return {
-        address: host.number(f"/sys/bus/pci/devices/{address}/class") or 0
-        for address in host.names("/sys/bus/pci/devices")
+        address: host.number(f"{_DEVICES}/{address}/class") or 0 for address in host.names(_DEVICES)
     }
 
 
@@ -123,7 +127,7 @@ def identifier(host: Host, address: str, name: str) -> int | None:
     return host.number(f"/sys/bus/pci/devices/{address}/{name}")
 
 
-def facts(host: Host, address: str, code: int | None = None) -> dict[str, str | int]:
+def facts(host: Host, address: str) -> dict[str, str | int]:
     """Give what a picture or an export needs of a function: class, vendor, device, link.
 
     class, vendor, device, subsystem_vendor and subsystem_device are hexadecimal without 0x.
@@ -132,9 +136,14 @@ def facts(host: Host, address: str, code: int | None = None) -> dict[str, str | 
     down when idle. Conventional PCI has no link, and virtual machines say "Unknown" or a width of
     0 or 255.
     """
-    folder = f"/sys/bus/pci/devices/{address}"
+    # Kept as long as one of the files that it is made of.
+    return host.derived(f"{_DEVICES}/{address}/uevent", lambda: _facts(host, address))
+
+
+def _facts(host: Host, address: str) -> dict[str, str | int]:
+    folder = f"{_DEVICES}/{address}"
     found: dict[str, str | int] = {}
-    code = host.number(f"{folder}/class") if code is None else code
+    code = host.number(f"{folder}/class")
     if code is not None:
         found["class"] = f"{code:06x}"
     event = host.read(f"{folder}/uevent") or ""  # what it tells needs no file of its own

@@ -47,24 +47,32 @@ def ports(host: Host) -> tuple[RdmaPort, ...]:
     """Give the ports of all RDMA devices."""
     found: list[RdmaPort] = []
     for device in filter(said, host.names(_RDMA)):
-        folder = f"{_RDMA}/{device}"
-        device_behind = behind(host, folder) or ""
-        place = pci.place(host, device_behind) if device_behind else None
-        numbers = [
-            int(port) for port in host.names(f"{folder}/ports") if re.fullmatch(r"[0-9]{1,3}", port)
-        ]
-        if not numbers:
-            continue
-        whole = {
-            "behind": device_behind,
-            "software": (host.real(folder) or "").startswith("/sys/devices/virtual/"),
-            # "1: CA"
-            "node_type": said(host.read(f"{folder}/node_type")).partition(": ")[2],
-            "firmware": said(host.read(f"{folder}/fw_ver")),
-            "board": said(host.read(f"{folder}/board_id")),
-        }
-        found += [_port(host, device, port, place, whole) for port in sorted(numbers)]
+        found += _known(host, device)
     return tuple(found)
+
+
+def _known(host: Host, device: str) -> tuple[RdmaPort, ...]:
+    return host.state(f"{_RDMA}/{device}", lambda: _ports(host, device))
+
+
+def _ports(host: Host, device: str) -> tuple[RdmaPort, ...]:
+    folder = f"{_RDMA}/{device}"
+    numbers = [
+        int(port) for port in host.names(f"{folder}/ports") if re.fullmatch(r"[0-9]{1,3}", port)
+    ]
+    if not numbers:
+        return ()
+    device_behind = behind(host, folder) or ""
+    place = pci.place(host, device_behind) if device_behind else None
+    whole = {
+        "behind": device_behind,
+        "software": (host.real(folder) or "").startswith("/sys/devices/virtual/"),
+        # "1: CA"
+        "node_type": said(host.read(f"{folder}/node_type")).partition(": ")[2],
+        "firmware": said(host.read(f"{folder}/fw_ver")),
+        "board": said(host.read(f"{folder}/board_id")),
+    }
+    return tuple(_port(host, device, port, place, whole) for port in sorted(numbers))
 
 
 def _port(
@@ -176,6 +184,10 @@ def _class(host: Host, name: str, below: str) -> Iterable[tuple[str, DeviceNode]
 
 
 def _node(host: Host, folder: str, path: str) -> DeviceNode | None:
+    return host.derived(f"{folder}/dev", lambda: _numbered(host, folder, path))
+
+
+def _numbered(host: Host, folder: str, path: str) -> DeviceNode | None:
     numbers = re.fullmatch(r"([0-9]{1,7}):([0-9]{1,7})", host.read(f"{folder}/dev") or "")
     if not numbers:
         return None

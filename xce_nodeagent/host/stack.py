@@ -111,8 +111,9 @@ def recorded(host: Host) -> Stack:
         pairs += [(name, one) for one in lower]
         pairs += [(one.removeprefix("upper_"), name) for one in there if one.startswith("upper_")]
         for link in ("master", "brport/bridge"):
-            master = (host.real(f"{folder}/{link}") or "").rpartition("/")[2]
-            if link.partition("/")[0] in there and master:
+            if link.partition("/")[0] not in there:
+                continue
+            if master := (host.real(f"{folder}/{link}") or "").rpartition("/")[2]:
                 masters[name] = master
                 pairs.append((master, name))
     for upper, lower_name in pairs:

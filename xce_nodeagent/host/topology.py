@@ -43,7 +43,7 @@ def read(host: Host, also: Collection[str] = ()) -> dict[str, Any]:
     functions = _functions(host, also)
     bridges = sorted({bridge for one in functions.values() for bridge in one["bridges"]})
     return {
-        "cpu": cpu(host),
+        "cpu": host.derived(f"{_CPU}/", lambda: cpu(host)),
         "packages": packages,
         "cores": cores,
         "numa_nodes": [node for node in nodes if node["cpus"]],
@@ -169,15 +169,21 @@ def _functions(host: Host, also: Collection[str]) -> dict[str, Any]:
             or (code in _SWITCHES and pci.identifier(host, address, "vendor") == _SWITCHES[code])
         ):
             continue
-        place = pci.place(host, f"/sys/bus/pci/devices/{address}")
-        if place is None:
-            continue
-        found[address] = {
-            **pci.facts(host, address, code),
-            "root": place.root,
-            "bridges": list(place.bridges),
-        }
-        node = pci.numa_node(host, address)
-        if node is not None:
-            found[address]["numa_node"] = node
+        if function := _function(host, address):
+            found[address] = function
     return found
+
+
+def _function(host: Host, address: str) -> dict[str, Any]:
+    """Give what is told of a function; nothing where it hangs on no PCI bus."""
+    # Kept as long as one of the files that it is made of.
+    return host.derived(f"/sys/bus/pci/devices/{address}/class", lambda: _told(host, address))
+
+
+def _told(host: Host, address: str) -> dict[str, Any]:
+    place = pci.place(host, f"/sys/bus/pci/devices/{address}")
+    if place is None:
+        return {}
+    told = {**pci.facts(host, address), "root": place.root, "bridges": list(place.bridges)}
+    node = pci.numa_node(host, address)
+    return told if node is None else {**told, "numa_node": node}

@@ -53,6 +53,7 @@ class Accelerators:
     name: ClassVar[str] = "accelerator"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU, ACCELERATOR)
     subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "module", *accel.CLASSES})
+    pci_classes: ClassVar[frozenset[int]] = frozenset({0x03, 0x0B, 0x12})
 
     def discover(self, host: Host) -> Found:
         """Find them all; one that no driver has is there, and unhealthy."""

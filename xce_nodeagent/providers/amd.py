@@ -31,6 +31,7 @@ class Amd:
     name: ClassVar[str] = "amd"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU,)
     subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "kfd", "module"})
+    pci_classes: ClassVar[frozenset[int]] = frozenset({0x03, 0x12})
 
     def discover(self, host: Host) -> Found:
         """Find every card that is on the bus or that KFD shows; those without driver are lost."""

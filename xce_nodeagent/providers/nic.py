@@ -100,6 +100,7 @@ class Nics:
         {"pci", "net", ROUTES, "infiniband", "infiniband_verbs", "infiniband_mad", "misc", "module"}
         | {"cxi_user", "hfi1_user"}
     )
+    pci_classes: ClassVar[frozenset[int]] = frozenset({0x02, 0x0C})
 
     def discover(self, host: Host) -> Found:
         """Find them all. Where netlink does not answer, sysfs and procfs tell most of it."""
@@ -114,6 +115,7 @@ class Nics:
             standing, routes = stack.told(table.links), table.default_routes
         else:
             standing, routes = stack.recorded(host), route.recorded(host)
+        interfaces = interface.interfaces(host)
         ports = rdma.ports(host)
         look = _Look(
             host=host,
@@ -125,7 +127,7 @@ class Nics:
         )
         found: dict[str, Instance] = {}
         cards: dict[str, Interface] = {}
-        for card, port in _pairs(interface.interfaces(host), ports, standing):
+        for card, port in _pairs(interfaces, ports, standing):
             identity = _identity(card, port)
             if identity in found:  # which is no reason to lose either of them
                 identity = f"{identity}-{card.name if card else port.device if port else ''}"
@@ -178,8 +180,7 @@ class _Look(Struct, frozen=True, kw_only=True):
     ) -> Iterator[tuple[str, AttributeValue]]:
         """Give what is known; what is not is left out."""
         if place:
-            yield from pci.attributes(self.host, place.address, place)
-            yield from _made_by(self.host, place.address)
+            yield from _on_pci(self.host, place).items()
             count = interface.virtual_functions(self.host, place.address)
             if count is not None and not (card and card.physical_function):
                 yield "vf_count", count
@@ -231,7 +232,7 @@ class _Look(Struct, frozen=True, kw_only=True):
         if place:
             if place.address in self.slingshot:
                 return "slingshot"
-            model = str(dict(_made_by(self.host, place.address)).get("model"))
+            model = str(_on_pci(self.host, place).get("model"))
             if kind := KINDS.get(interface.driver(self.host, place.address)) or KINDS.get(model):
                 return kind
         if port:
@@ -282,6 +283,17 @@ def _identity(card: Interface | None, port: RdmaPort | None) -> str:
         return f"{place.address}-sf{card.subfunction}"
     number = card.port if card else port.port - 1 if port else 0
     return f"{place.address}-p{number}" if number else place.address
+
+
+def _on_pci(host: Host, place: pci.Place) -> Mapping[str, AttributeValue]:
+    """Give what is known of a function: where it is, and who made it."""
+
+    def told() -> dict[str, AttributeValue]:
+        found = dict(pci.attributes(host, place.address, place))
+        return {**found, **dict(_made_by(host, place.address))}
+
+    # Kept as long as one of the files that it is made of.
+    return host.derived(f"/sys/bus/pci/devices/{place.address}/vendor", told)
 
 
 def _made_by(host: Host, address: str) -> Iterator[tuple[str, AttributeValue]]:

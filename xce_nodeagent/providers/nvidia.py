@@ -59,6 +59,7 @@ class Nvidia:
     name: ClassVar[str] = "nvidia"
     types: ClassVar[tuple[ResourceType, ...]] = (GPU, MIG, GPU_INSTANCE, MPS)
     subsystems: ClassVar[frozenset[str]] = frozenset({"pci", "drm", "nvidia", "module", "nodes"})
+    pci_classes: ClassVar[frozenset[int]] = frozenset({0x03})
 
     def discover(self, host: Host) -> Found:
         """Ask the library, and say what it means that it answers nothing."""
@@ -168,6 +169,7 @@ class _Card(Struct, kw_only=True):
     uuid: str
     minor: int | None
     lost: str
+    model: str = ""
     fault: str = ""
 
     @property
@@ -209,7 +211,14 @@ class _Machine:
         uuid = _known(device.get("uuid", "")) or _known(told.get("GPU UUID", ""))
         driver_minor = _whole(told.get("Device Minor", ""))
         minor = device.get("minor", driver_minor)
-        card = _Card(address=address, device=device, uuid=uuid, minor=minor, lost=_lost(device))
+        card = _Card(
+            address=address,
+            device=device,
+            uuid=uuid,
+            minor=minor,
+            lost=_lost(device),
+            model=told.get("Model", ""),
+        )
         if driver_minor not in (None, minor):
             card.minor = None
             card.fault = (
@@ -268,8 +277,7 @@ class _Machine:
         device = card.device
         attributes: dict[str, AttributeValue] = {"vendor": "nvidia", "index": index}
         attributes |= {name: device[name] for name in _COPIED if name in device}
-        told = nvidia.told(self._host, card.address)
-        if name := device.get("name") or told.get("Model") or _number_of(self._host, card.address):
+        if name := device.get("name") or card.model or _number_of(self._host, card.address):
             attributes["model"] = name
         if card.uuid:
             attributes["uuid"] = card.uuid
