@@ -153,8 +153,12 @@ def _concerned(
     subsystems = getattr(provider, "subsystems", None)
     if subsystems is None or (before.state == "not_yet" and AGAIN in events):
         return True
-    if kinds is not None and (classes := getattr(provider, "pci_classes", None)) is not None:
-        subsystems = subsystems - {"pci"} if classes.isdisjoint(kinds) else subsystems
+    classes = getattr(provider, "pci_classes", None)
+    if kinds is not None and classes is not None and classes.isdisjoint(kinds):
+        # What it is said to be is not what the provider has: it may have something there.
+        names = {event.name for event in events}
+        if not any(one.text("pci_address") in names for one in before.instances):
+            subsystems = subsystems - {"pci"}
     return any(
         event.subsystem in subsystems
         or (event.subsystem == LIBRARY and event.name == provider.name)

@@ -162,12 +162,18 @@ class Memory:
     def _concerned(self, event: Event) -> set[str]:
         """Give the slots that an event is about, before and after it; none where it is no card's.
 
-        A name may be that of another device since.
+        A name may be that of another device since, and a device may have another name.
         """
         if event == AGAIN:
             return set()
         before = self._slots.pop((event.subsystem, event.name), "")
-        return {before, self._slot(event.subsystem, event.name)} - {""}
+        after = self._slot(event.subsystem, event.name)
+        if after and not before:
+            for (subsystem, name), slot in tuple(self._slots.items()):
+                if (subsystem, slot) == (event.subsystem, after) and name != event.name:
+                    self._forget(self._of.pop(name, ()))
+                    del self._slots[subsystem, name]
+        return {before, after} - {""}
 
     def _forget_cards(self, slots: Collection[str]) -> None:
         for slot in slots or tuple(self._in):
