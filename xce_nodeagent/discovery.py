@@ -13,10 +13,11 @@ from typing import Any
 
 from msgspec import Struct, convert, structs, to_builtins
 
+from xce_nodeagent import concern
 from xce_nodeagent.errors import BadConfig, exhausted
 from xce_nodeagent.host import Host, pci, system, topology
 from xce_nodeagent.host import virtual as virtual_file
-from xce_nodeagent.host.event import AGAIN, ALL, LIBRARY, LOST, Event
+from xce_nodeagent.host.event import ALL, LOST, Event
 from xce_nodeagent.host.memory import Memory
 from xce_nodeagent.model import claim, mig, rail, reservation, share, virtual
 from xce_nodeagent.model.distance import Layout
@@ -90,10 +91,11 @@ class Discovery:
         self._memory.begin(events)
         host = self._host.remembering(self._memory)
         codes, self._codes = self._codes, pci.functions(host)
-        kinds = _kinds(events or (), codes, self._codes)
+        kinds = concern.kinds(events or (), codes, self._codes)
         for provider in self._providers:
-            if events is None or _concerned(provider, self._found[provider.name], events, kinds):
-                self._found[provider.name] = _ask(provider, host)
+            name = provider.name
+            if events is None or concern.concerned(provider, self._found[name], events, kinds):
+                self._found[name] = _ask(provider, host)
         gathered = _gather(
             self._providers, self._found, previous, declaring=self._declaring, earlier=earlier
         )
@@ -130,40 +132,6 @@ class Discovery:
             layout = Layout(ground, {one.id: one for one in shown})
             self._rails = (shown, dict(ground)), rail.decide(shown, layout, self._host.rails)
         return self._rails[1]
-
-
-def _kinds(
-    events: Iterable[Event], before: Mapping[str, int], now: Mapping[str, int]
-) -> frozenset[int] | None:
-    """Give the PCI base classes of the functions that events are about; None: of any."""
-    addresses = {event.name for event in events if event.subsystem == "pci"}
-    codes = [code for known in (before, now) for at, code in known.items() if at in addresses]
-    return (
-        frozenset(code >> 16 for code in codes) if addresses <= before.keys() | now.keys() else None
-    )
-
-
-def _concerned(
-    provider: Provider,
-    before: Found,
-    events: Collection[Event],
-    kinds: Collection[int] | None,
-) -> bool:
-    """Say whether a provider must be asked after these events; who does not say, always."""
-    subsystems = getattr(provider, "subsystems", None)
-    if subsystems is None or (before.state == "not_yet" and AGAIN in events):
-        return True
-    classes = getattr(provider, "pci_classes", None)
-    if kinds is not None and classes is not None and classes.isdisjoint(kinds):
-        # What it is said to be is not what the provider has: it may have something there.
-        names = {event.name for event in events}
-        if not any(one.text("pci_address") in names for one in before.instances):
-            subsystems = subsystems - {"pci"}
-    return any(
-        event.subsystem in subsystems
-        or (event.subsystem == LIBRARY and event.name == provider.name)
-        for event in events
-    )
 
 
 class _Gathered(Struct, frozen=True):
