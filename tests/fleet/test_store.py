@@ -22,7 +22,7 @@ def configured(folder, text: str = ""):
         (etcderror.Unreachable("x: away"), "see that it runs"),
         (etcderror.Unreachable("x: it expired", certificate=True), "look at ca, cert and key"),
         (etcderror.Unauthenticated("x: who?"), "look at user and password_file"),
-        (etcderror.Denied("x: no"), "needs the right for /xce/v1/"),
+        (etcderror.Denied("x: no"), "what is below /xce/v1/"),
         (etcderror.OtherCluster("x: another", found=7), "look at endpoints and cluster_id"),
         (etcderror.NoLeader("x: no leader"), "more than half of its members"),
         (etcderror.Garbage("x: not etcd"), "see that it runs"),

@@ -103,7 +103,8 @@ def _remedy(settings: Settings, error: etcderror.EtcdError) -> str:
         case etcderror.Unauthenticated() | etcderror.StaleToken():
             return f"look at user and password_file of {file}"
         case etcderror.Denied():
-            return f"the user of {file} needs the right for {settings.etcd.prefix}"
+            right = f"to read (for --forget, to write) what is below {settings.etcd.prefix}"
+            return f"the user of {file} needs a role with the right {right}"
         case etcderror.OtherCluster():
             return f"look at endpoints and cluster_id of {file}"
         case etcderror.NoLeader():
