@@ -108,7 +108,10 @@ def test_a_node_in_full_has_its_jobs_and_faults(view: FleetView) -> None:
     assert told[0] == f"{node.name}: ok"
     assert "  fault    something" in told
     for job in node.jobs:
-        assert f"  job      {job.job}:{job.attempt}, bound: {', '.join(job.instances)}" in told
+        at = told.index(f"  job      {job.job}:{job.attempt}, bound")
+        assert told[at + 1 : at + 1 + len(job.instances)] == [
+            f"             {one}" for one in job.instances
+        ]
 
 
 @pytest.mark.parametrize(

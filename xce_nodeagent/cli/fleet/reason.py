@@ -88,12 +88,13 @@ def detail(node: NodeView, now: float) -> list[Line]:
         ("changed", changed and f"{changed}, by its clock"),
         ("agent", node.program),
         *(("fault", fault) for fault in node.faults),
-        *(("job", _job(job)) for job in node.jobs),
+        *(line for job in node.jobs for line in _job(job)),
     ]
     title = ((node.name, "bold"), (": ", ""), (node.state, STYLES[node.state]))
     return [title, *(cell(f"  {name:8} {value}") for name, value in facts if value), ()]
 
 
-def _job(job: Job) -> str:
-    run = run_of({"job": job.job, "attempt": job.attempt})
-    return f"{run}, {job.state}: {', '.join(job.instances) or 'nothing'}"
+def _job(job: Job) -> Iterator[tuple[str, str]]:
+    yield "job", f"{run_of({'job': job.job, 'attempt': job.attempt})}, {job.state}"
+    for instance in job.instances:
+        yield "", f"  {instance}"
