@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -187,6 +188,17 @@ class Bench:
             sick_ones, plain = found[sick.name, "prepare"], found[one.name, "prepare"]
             self._growth("prepare_prober_hangs", sick_ones, plain, note)
 
+    def reports(self, one: Target, telling: Target, whole: Shape) -> None:
+        """Prepare in an agent that reports, beside one that does not."""
+        times = self.sizes.growth
+        with self.stage("an agent that reports", times) as step:
+            plan = {side.name: (side, times) for side in (one, telling)}
+            found = one_client(plan, whole, self.jobs, pause=0, block=10, step=step)
+            note = "to a file and a receiver that never answers; floor: an agent without"
+            for op in ("prepare", "release"):
+                pair = found[telling.name, op], found[one.name, op]
+                self._growth(f"{op}_reporting", *pair, note)
+
 
 def shapes(one: Agent) -> tuple[Shape, list[Shape]]:
     """Choose what the jobs ask for: one job of 8 GPUs and 4 NICs, or eight with an eighth each."""
@@ -261,6 +273,8 @@ def measure(bench: Bench, place: Place) -> None:
                           library=hanging_library(place))
                 )  # fmt: skip
                 bench.prober_hangs(product, Target("sick", str(sick.socket), 0), whole)
+        if bench.wanted("prepare_reporting", "release_reporting"):
+            reporting(bench, place, product, whole)
         if not bench.wanted(
             "prepare_cold", "prepare_hot", "release", "eight", "growth_1000b", "verify"
         ):
@@ -276,6 +290,19 @@ def measure(bench: Bench, place: Place) -> None:
         if not bench.wanted("prepare_cold", "prepare_hot", "release", "eight", "growth_1000b"):
             return
         bench.latencies(Sides(product, floor_one, many, floor_many), whole, parts)
+
+
+def reporting(bench: Bench, place: Place, product: Target, whole: Shape) -> None:
+    """Measure an agent that reports to a file, and to somebody who takes all and says nothing."""
+    with contextlib.ExitStack() as stack, bench.stage("an agent that reports, its start"):
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        path = place.folder / "agent-telling" / "run" / "report.json"
+        extra = "[upstream.file]", f'path = "{path}"', "[upstream.http]", f'url = "{url}"'
+        telling = stack.enter_context(
+            agent(place, "telling", profile=PROFILE, ports=(24000, 24999), extra=extra)
+        )
+        bench.reports(product, Target("telling", str(telling.socket), 0), whole)
 
 
 def verify(bench: Bench, crowded: Agent, home: Path) -> None:

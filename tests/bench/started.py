@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -224,12 +224,13 @@ def agent(
     ports: tuple[int, int],
     python_path: Path | None = None,
     library: Mapping[str, str] | None = None,
+    extra: Sequence[str] = (),
     again: bool = False,
 ) -> Iterator[Agent]:
     """Run the product, with folders, cgroups and device nodes of its own.
 
     `again`: it may have run before, and finds what it left. `library` are the variables that give
-    it a vendor's library, which may take an hour.
+    it a vendor's library, which may take an hour; `extra` are more lines of the configuration.
     """
     home = place.folder / f"agent-{name}"
     home.mkdir(exist_ok=again)
@@ -244,7 +245,7 @@ def agent(
         place.devices.mkdir(exist_ok=True)
     lines += ["[access]", f"prepare_uids = [{os.geteuid()}]"]
     lines += ["[ports]", f'range = "{ports[0]}-{ports[1]}"', "[simulate]"]
-    lines += [f'profile = "{profile}"', f'device_directory = "{place.devices / name}"']
+    lines += [f'profile = "{profile}"', f'device_directory = "{place.devices / name}"', *extra]
     config = home / "config.toml"
     config.write_text("\n".join(lines) + "\n", "utf-8")
     env = dict(os.environ)
