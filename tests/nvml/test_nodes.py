@@ -212,3 +212,14 @@ def test_cards_that_are_linked_are_in_one_domain_and_links_are_whole(
     for address, (cluster, clique) in fabrics.items():
         if cluster != nvlink._ONE_HOST:
             assert domains[address] == f"{cluster}/{clique}"
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_library_that_is_missing_is_no_word_on_cards_while_the_driver_is_there(
+    root: Path, loaded: bool
+) -> None:
+    if not loaded:
+        (root / "proc/devices").write_text("Character devices:\n  1 mem\n\nBlock devices:\n")
+    host = Host(root, probe=lambda _: ("none", "no NVIDIA driver library", {}))
+    found = PROVIDER.discover(host)
+    assert (found.state, found.silent) == ("none", loaded)

@@ -48,6 +48,11 @@ class Nodes:
         }
 
     @property
+    def registered(self) -> bool:
+        """Whether the driver has registered device numbers: it is loaded."""
+        return bool(self._majors)
+
+    @property
     def lacking(self) -> str:
         """Say what no CUDA program can do without and is not there; empty where nothing is.
 

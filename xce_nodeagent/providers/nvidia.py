@@ -96,7 +96,8 @@ class Nvidia:
         return Found(
             state=_STATES.get(state, "error"),
             reason=reason,
-            silent=state == "none",
+            # A library that is missing while its driver is there says nothing of cards.
+            silent=state == "none" and nodes.registered,
             instances=_shared(host, _Machine(host, {"devices": []}, cards, nodes)),
             # A library that hangs while the agent starts must not open them to jobs that run.
             control=(*nodes.control(), *nodes.unknown_slices()) if driver else (),
