@@ -42,6 +42,7 @@ def test_eight_whole_cards(machine, look, machines) -> None:
         "uuid": found[5].id, "minor": 168, "render_minor": 168, "numa_node": 1,
         "local_cpus": "8-15", "memory_bytes": machines.MI300X_MEMORY, "multiprocessors": 304,
         "gfx_target": "gfx942", "xgmi_hive": "7d00ab1200000001", "compute_partition": "SPX",
+        "available_compute_partitions": ["SPX", "DPX", "QPX", "CPX"],
         "memory_partition": "NPS1",
     }  # fmt: skip
     assert [(node.path, node.major, node.minor) for node in found[5].devices] == [

@@ -122,6 +122,9 @@ def _attributes(host: Host, address: str, mode: str) -> Iterator[tuple[str, Attr
         yield "driver_version", version
     if mode:
         yield "compute_partition", mode
+    available = (host.read(f"{folder}/available_compute_partition") or "").split(", ")
+    if all(re.fullmatch("[A-Z]PX", one) for one in available):
+        yield "available_compute_partitions", list(dict.fromkeys(available))
     if memory := _mode(host, address, "memory", r"NPS[0-9]{1,2}"):
         yield "memory_partition", memory
     yield from pci.attributes(host, address)
@@ -148,7 +151,10 @@ def part_nodes(host: Host) -> Mapping[str, DeviceNode]:
 
 
 def uncorrected(host: Host, card: Card) -> int:
-    """Give how many errors of the memory could not be corrected since the driver was loaded."""
-    counts = host.read(f"{drm.function(card.address)}/ras/umc_err_count") or ""
+    """Give how many errors of the memory could not be corrected since the driver was loaded.
+
+    The driver asks the card's firmware. Raise Hung where that does not answer.
+    """
+    counts = host.read_slowly(f"{drm.function(card.address)}/ras/umc_err_count") or ""
     errors = re.search(r"^ue: ([0-9]{1,18})$", counts, re.MULTILINE)  # "ue: 0\nce: 12"
     return int(errors[1]) if errors else 0

@@ -14,6 +14,7 @@ import msgspec
 
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.memory import Memory
+from xce_nodeagent.host.slow import Slow
 from xce_nodeagent.host.tree import Tree
 from xce_nodeagent.model.config import NicConfig, RailsConfig
 from xce_nodeagent.model.share import MpsConfig
@@ -65,6 +66,7 @@ class Host:
         self.live = self.root == Path("/") if live is None else live
         self._tree = Tree(str(self.root))
         self.memory: Memory | None = None
+        self._slow = Slow()
         self.probe = probe
         self.simulate = simulate
         self.device_directory = device_directory
@@ -116,6 +118,12 @@ class Host:
         finally:
             os.close(fd)
         return data[:limit].decode("utf-8", "replace").strip(_BLANK)
+
+    def read_slowly(self, name: str) -> str | None:
+        """Read a file for which a driver asks its card; raise Hung where that takes too long."""
+        if not self.live:
+            return self.read(name)
+        return self._slow.read(name, lambda: self.read(name))
 
     def number(self, name: str) -> int | None:
         """Give the whole number in a small file; None when there is none.

@@ -50,6 +50,7 @@ _CARD = (
     Attribute("gfx_target", "string", "AMD's name of the instruction set, such as gfx942"),
     Attribute("xgmi_hive", "string", "instances with one value reach each other by XGMI"),
     Attribute("compute_partition", "string", "how the card is divided: SPX, DPX, TPX, QPX, CPX"),
+    Attribute("available_compute_partitions", "list", "how its driver could divide the card"),
     Attribute("memory_partition", "string", "how its memory is divided: NPS1, NPS2, NPS4, NPS8"),
     Attribute("render_minor", "int", "minor number of its DRM render node; not an identity"),
     Attribute("tiles", "int", "tiles of an Intel card; each is a device to Level Zero"),

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from xce_nodeagent.host import Host, amdgpu, kfd
 from xce_nodeagent.host.amdgpu import Card
+from xce_nodeagent.host.slow import Hung
 from xce_nodeagent.model import environment
 from xce_nodeagent.model.instance import AttributeValue, DeviceNode, Instance, ResourceType
 from xce_nodeagent.model.inventory import ControlNode
@@ -122,13 +123,7 @@ class _Build:
         render = card.nodes.get(name) or self._part_nodes.get(name)
         if render is None:
             return (), f"its render node {name} is not in /sys"
-        errors = amdgpu.uncorrected(self._host, card)
-        if self._kfd is None:
-            why = _NO_KFD
-        elif errors:
-            why = f"its memory had {errors} errors that could not be corrected"
-        else:
-            why = ""
+        why = _NO_KFD if self._kfd is None else _sick(self._host, card)
         return ({render} if card.divided else {render, *card.nodes.values()}), why
 
     def _own(
@@ -185,6 +180,14 @@ def _instance(
         attributes=attributes,
         devices=devices,
     )
+
+
+def _sick(host: Host, card: Card) -> str:
+    try:
+        errors = amdgpu.uncorrected(host, card)
+    except Hung as hung:
+        return f"its driver does not tell of memory errors: {hung}"
+    return f"its memory had {errors} errors that could not be corrected" if errors else ""
 
 
 def _unique_id(card: Card) -> int:
