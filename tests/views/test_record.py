@@ -22,7 +22,7 @@ from xce_nodeagent.model.record import File, Folder, Link
 from xce_nodeagent.providers import all_providers
 
 LOOKS = {"_read", "_names", "_real", "answer"}
-BY_THEM = {"read", "read_slowly", "number", "names", "real", "boot_id", "node", "derived"}
+BY_THEM = {"read", "read_slowly", "number", "names", "real", "boot_id", "node", "derived", "state"}
 NO_LOOKS = {"path", "uptime", "remembering", "__init__"}
 
 
