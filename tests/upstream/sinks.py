@@ -35,13 +35,21 @@ class Clock:
 
 
 def made(
-    node: str, number: int = 1, *, jobs: int = 0, agent: str = "agent-1", boot: str = "boot-1"
+    node: str,
+    number: int = 1,
+    *,
+    jobs: int = 0,
+    agent: str = "agent-1",
+    boot: str = "boot-1",
+    started: float = 1.0,
 ) -> Report:
     """Give a report of a node with eight cards and some jobs; they need not be able to run."""
     found = structs.replace(fleets.inventory(0), node=node, boot_id=boot)
     cards = [one for one in found.instances if one.type == "gpu"]
     bound = [fleets.binding(str(job), cards[job % 8 : job % 8 + 1], found) for job in range(jobs)]
-    return numbered(report(found, bound, agent=agent, program="1.0"), number, 1e9 + number)
+    one = report(found, bound, agent=agent, program="1.0")
+    one = structs.replace(one, head=structs.replace(one.head, started=started))
+    return numbered(one, number, 1e9 + number)
 
 
 class Place:

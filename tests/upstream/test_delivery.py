@@ -145,6 +145,24 @@ def test_what_is_due_by_the_clock_is_done_without_any_news(newest, clock):
     assert (len(sink.got), sink.tended) == (1, 2)
 
 
+def test_a_lease_is_kept_while_the_report_waits(newest, clock):
+    """A store that is full takes no report for minutes, and ends no lease that is kept alive."""
+    full = Undelivered("no space", hopeless=True)
+    full.meanwhile = 10.0
+    sink = Scripted(full, tend=(10.0,))
+    one = delivery(sink, newest, clock)
+    newest.tell(scanned(), ())
+    pauses = [one.step()]
+    while not sink.got:
+        assert sink.tended == len(pauses) - 1
+        assert one.status.failing == 1100.0, "a lease that lives is no report"
+        clock.now += pauses[-1]
+        pauses.append(one.step())
+    assert sink.tended >= 6, "a minute at least"
+    assert set(pauses[:-2]) == {10.0}
+    assert one.status.failing == 0
+
+
 def test_after_a_lease_is_lost_the_newest_is_brought_again(newest, clock):
     sink = Scripted(tend=(3.0, Undelivered("the lease is lost"), math.inf))
     one = delivery(sink, newest, clock)

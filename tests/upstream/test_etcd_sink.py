@@ -54,12 +54,14 @@ def test_a_restarted_agent_writes_nothing_that_is_there(there):
     there.sink().deliver(made("n1", 1, jobs=3))
     before, lease = there.revision(), there.reader.get(there.keys.live("n1")).lease
     again = there.sink()
-    assert again.deliver(made("n1", 7, jobs=3)) == 0  # the number and time alone are no news
+    # The number and the times alone are no news.
+    assert again.deliver(made("n1", 7, jobs=3, started=2.0)) == 0
     assert there.revision() == before
     assert there.reader.get(there.keys.live("n1")).lease == lease
-    again.deliver(made("n1", 8, jobs=2))
+    again.deliver(made("n1", 8, jobs=2, started=2.0))
     assert there.revision() == before + 1
-    assert packing.unpack(there.entries("n1")[HEAD], Head).number == 8
+    head = packing.unpack(there.entries("n1")[HEAD], Head)
+    assert (head.number, head.started) == (8, 2.0)
 
 
 def test_a_restarted_agent_that_is_another_version_says_so_under_its_lease(there):

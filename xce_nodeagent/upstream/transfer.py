@@ -29,7 +29,7 @@ def wanted(keys: Keys, report: Report) -> dict[bytes, bytes]:
 
 
 def batches(there: Values, wanted: Values, head: bytes) -> list[list[Operation]]:
-    """Give the operations, by txns; none where nothing differs but the head's number and time."""
+    """Give the operations, by txns; none where nothing but the head's number and times differs."""
     gone = sorted(there.keys() - wanted.keys())
     changed = sorted(key for key, value in wanted.items() if there.get(key) != value)
     if not gone and changed in ([], [head]) and same_head(there.get(head), wanted[head]):
@@ -72,7 +72,7 @@ def assumed(keys: Keys, report: Report, head: bytes) -> dict[bytes, bytes]:
 
 
 def _bare(head: Head) -> Head:
-    return structs.replace(head, number=0, time=0.0)
+    return structs.replace(head, number=0, started=0.0, time=0.0)
 
 
 def _cut(operations: list[Operation]) -> Iterator[list[Operation]]:
