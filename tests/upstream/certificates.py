@@ -29,13 +29,23 @@ class Authority:
             "-addext", "basicConstraints=critical,CA:TRUE", "-keyout", self._key, "-out", self.ca,
         )  # fmt: skip
 
-    def sign(self, name: str, *, days: int = 2, names: str = "IP:127.0.0.1,DNS:localhost") -> Pair:
-        """Give a certificate that holds from now on for so many days; -1: it ended yesterday."""
+    def sign(
+        self,
+        name: str,
+        *,
+        days: int = 2,
+        names: str = "IP:127.0.0.1,DNS:localhost",
+        subject: str = "",
+    ) -> Pair:
+        """Give a certificate that holds from now on for so many days; -1: it ended yesterday.
+
+        Its `subject` is its name as a CommonName, where nothing else is said.
+        """
         stem = self._folder / name
         pair = Pair(cert=f"{stem}.pem", key=f"{stem}.key")
         asked = f"{stem}.csr"
         _openssl(
-            "req", "-new", *_CURVE, "-nodes", "-subj", f"/CN={name}",
+            "req", "-new", *_CURVE, "-nodes", "-subj", subject or f"/CN={name}",
             "-addext", f"subjectAltName={names}", "-keyout", pair.key, "-out", asked,
         )  # fmt: skip
         _openssl(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,13 +25,13 @@ def authority():
         yield Authority(where)
 
 
-@pytest.fixture(scope="module")
-def secured(authority):
-    """An etcd that only those may ask who have a certificate of the authority."""
+@contextlib.contextmanager
+def guarded(authority):
+    """Run an etcd that only those may ask who have a certificate of the authority."""
     server = authority.sign("server")
     client, peer = free_ports(2)
     options = ["--cert-file", server.cert, "--key-file", server.key]
-    options += ["--client-cert-auth", "--trusted-ca-file", authority.ca]
+    options += ["--client-cert-auth", "--trusted-ca-file", authority.ca, "--bcrypt-cost", "4"]
     with folder() as where:
         urls = {"url": f"https://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{peer}"}
         one = Etcd(where, *options, **urls)
@@ -38,6 +39,12 @@ def secured(authority):
             yield one.start()
         finally:
             one.kill()
+
+
+@pytest.fixture(scope="module")
+def secured(authority):
+    with guarded(authority) as one:
+        yield one
 
 
 @pytest.fixture
@@ -68,6 +75,26 @@ def test_a_certificate_that_ended_is_named_with_its_date(there, authority, tmp_p
     shutil.copy(good.cert, files.cert)
     shutil.copy(good.key, files.key)
     eventually(lambda: sink.deliver(made("n1")))
+
+
+def test_where_etcd_has_users_too_a_certificate_may_have_no_common_name(authority):
+    """Its gateway refuses those that have one, for it would not take it for the user's."""
+    named, unnamed = authority.sign("n1"), authority.sign("n1-unnamed", subject="/O=site")
+    ctl = ("--cacert", authority.ca, "--cert", named.cert, "--key", named.key)
+    with guarded(authority) as etcd, sinks.place(etcd, "/t/") as there:
+        for words in (("user", "add", "root:pw"), ("user", "grant-role", "root", "root")):
+            etcd.ctl(*ctl, *words)
+        etcd.ctl(*ctl, "auth", "enable")
+        for pair, good in ((named, False), (unnamed, True)):
+            tls = Tls(Files(authority.ca, pair.cert, pair.key))
+            sink = there.sink(tls=tls, credentials=lambda: ("root", "pw"), user="root")
+            if good:
+                eventually(lambda sink=sink: sink.deliver(made("n1")))
+                return
+            told = undelivered(lambda sink=sink: sink.deliver(made("n1")))
+            assert told.hopeless
+            assert "our certificate has a CommonName, and etcd has users" in told.reason
+            assert "subjectAltName" in told.remedy
 
 
 def test_without_a_certificate(there, authority):

@@ -22,6 +22,7 @@ from xce_nodeagent.upstream import etcderror, etcdwire, keys
 from xce_nodeagent.upstream.endpoints import Endpoints
 from xce_nodeagent.upstream.etcderror import (
     AuthDisabled,
+    Denied,
     EtcdError,
     Garbage,
     LeaseGone,
@@ -64,6 +65,9 @@ _PAGE_MOST = 10_000
 _PAGE_BYTES = 1 << 20
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# Without a token a member may take its own certificate's name for the user, who may not do much.
+NO_TOKEN = (StaleToken, Unauthenticated, Denied)
 
 Credentials = Callable[[], tuple[str, str]]
 """Gives user and password, read anew when they are needed."""
@@ -261,13 +265,13 @@ class Client:
     def _authorised(self, url: str, path: str, data: bytes, kind: type[T]) -> T:
         try:
             return self._ask(url, path, data, kind)
-        except (StaleToken, Unauthenticated) as error:
+        except NO_TOKEN as error:
             self.authenticate(url, error)
         return self._ask(url, path, data, kind)
 
     def authenticate(self, url: str, refused: EtcdError) -> None:
         """Get a token, for it was refused without, or with the one before."""
-        if self._credentials is None or (self._token and isinstance(refused, Unauthenticated)):
+        if self._credentials is None or (self._token and not isinstance(refused, StaleToken)):
             raise refused
         self._token = ""
         user, password = self._credentials()

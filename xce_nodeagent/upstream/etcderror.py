@@ -68,6 +68,10 @@ class AuthDisabled(EtcdError):
     """The store takes no users now."""
 
 
+class NamedCertificate(EtcdError):
+    """Our certificate has a common name, which the gateway refuses where the store wants users."""
+
+
 class Denied(EtcdError):
     """The user may not do this."""
 
@@ -107,6 +111,9 @@ class _Told(Struct):
 
 # codes of gRPC (google.golang.org/grpc/codes)
 _DEADLINE, _DENIED, _EXHAUSTED, _ABORTED, _UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 8, 10, 14, 16
+
+# The one refusal of the gateway's own that is no JSON.
+_COMMON_NAME = b"CommonName of client sending a request against gateway"
 
 _BY_TEXT: tuple[tuple[str, Callable[[str], EtcdError]], ...] = (
     ("database space exceeded", NoSpace),
@@ -161,6 +168,10 @@ def read(place: str, status: int, body: bytes) -> EtcdError:
     try:
         told = msgspec.json.decode(body, type=_Told)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if body.startswith(_COMMON_NAME):
+            return NamedCertificate(
+                f"{place}: our certificate has a CommonName, and etcd has users"
+            )
         shown = body[:100].decode("utf-8", "replace").strip()
         return Garbage(f"{place}: {status}, {shown!r} is no answer of etcd's v3 gateway")
     if isinstance(told.error, _Told):

@@ -6,6 +6,7 @@ from xce_nodeagent.upstream.etcderror import (
     Denied,
     EtcdError,
     Garbage,
+    NamedCertificate,
     NoLeader,
     NoSpace,
     OtherCluster,
@@ -22,6 +23,10 @@ _REMEDIES: dict[type[EtcdError], str] = {
     ),
     NoLeader: "more than half of etcd's members must be up and reach each other",
     Garbage: "[upstream.etcd] endpoints are to be client URLs of etcd 3.4 or later, not its peers'",
+    NamedCertificate: (
+        "where etcd has users and --client-cert-auth, its gateway takes only certificates whose"
+        " subject has no CN: give the agent one, with its names in subjectAltName"
+    ),
     OtherCluster: (
         "take the endpoints of other clusters out of [upstream.etcd]; where the store was made"
         " anew, set its cluster_id, or restart the agent"
@@ -33,7 +38,9 @@ _REMEDIES: dict[type[EtcdError], str] = {
     TooLarge: "etcd is to have --max-request-bytes and --max-txn-ops of at least its defaults",
 }
 
-_HOPELESS = (NoSpace, TooLarge, Garbage, OtherCluster, Unauthenticated, Denied)
+_HOPELESS = (
+    NoSpace, TooLarge, Garbage, OtherCluster, Unauthenticated, NamedCertificate, Denied,
+)  # fmt: skip
 
 
 def undelivered(error: EtcdError, *, prefix: str, user: str) -> Undelivered:

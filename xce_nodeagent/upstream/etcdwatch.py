@@ -14,14 +14,12 @@ import msgspec
 from msgspec import Struct
 
 from xce_nodeagent.upstream import etcderror, etcdwire, keys
-from xce_nodeagent.upstream.etcd import LARGEST, Client, unanswered
+from xce_nodeagent.upstream.etcd import LARGEST, NO_TOKEN, Client, unanswered
 from xce_nodeagent.upstream.etcderror import (
     Compacted,
     EtcdError,
     Future,
     Garbage,
-    StaleToken,
-    Unauthenticated,
 )
 from xce_nodeagent.upstream.etcdwire import Event, Watched, WatchLine
 from xce_nodeagent.upstream.noanswer import NoAnswer
@@ -127,7 +125,7 @@ def _open(client: Client, prefix: bytes, after: int, quiet_seconds: float, url: 
     """Open a watch at a member; with a token where it wants one."""
     try:
         return _opened(client, prefix, after, quiet_seconds, url)
-    except (StaleToken, Unauthenticated) as error:
+    except NO_TOKEN as error:
         client.authenticate(url, error)
     return _opened(client, prefix, after, quiet_seconds, url)
 
