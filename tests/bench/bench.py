@@ -58,11 +58,11 @@ class Sizes:
     idle_seconds: float
     verifications: int
     crowd: int  # processes that the witness looks through
-    fleet: tuple[int, int]  # nodes, and reports of them that are followed
+    fleet: tuple[int, int, int]  # nodes, reports that are followed, and that are timed
 
 
 USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20, 1000, (10_000, 3000))
-QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2, 100, (100, 40))
+QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2, 100, (100, 40, 20))
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def alone(bench: Bench, one: Agent) -> None:
     if bench.wanted("witness"):
         with bench.stage("a look of the witness"):
             bench.figures += looking.figures(bench.sizes.crowd, bench.sizes.verifications)
-    if bench.wanted("fleet_read", "fleet_memory", "fleet_follow"):
+    if bench.wanted("fleet_read", "fleet_memory", "fleet_follow", "fleet_change"):
         with bench.stage("a reader of a fleet"):
             bench.figures += following.figures(*bench.sizes.fleet)
     if bench.wanted("fork"):

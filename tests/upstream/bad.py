@@ -29,6 +29,7 @@ BAD = {
     "another type": ("head", b"[1,2]", "not a Head"),
     "no UTF-8": ("head", b'{"node":"\xff"}', "not a Head"),
     "deep": ("head", deep(100_000), "not a Head"),
+    "nested": ("head", head(2, counters={"gpu": {"total": {"total": {"a": []}}}}), "is no amount"),
     "future": ("head", head(2, version=9, least=9), "needs a reader of version 9"),
     "another node's": ("head", head(2, node="r000-n03"), "it is of node 'r000-n03'"),
     "generation": ("head", head(2, generation="x:y"), "no generation of boot"),

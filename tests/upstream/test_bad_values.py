@@ -67,6 +67,20 @@ def test_a_shape_with_references_to_nothing_is_a_fault() -> None:
     assert "a reference to instance 99" in node(reader.fleet(later=SETTLE + 1), 2).faults[0]
 
 
+@pytest.mark.parametrize("levels", [100, 900, 100_000])
+def test_a_topology_without_end_stops_nobody(levels: int) -> None:
+    reader = Reader(state())
+    shape = packing.plain(fleets.reported(2).shape_data)
+    deep = b'{"a":' * levels + b"1" + b"}" * levels
+    data = shape[:-1] + b',"topology":' + deep + b"}"
+    reader.put(KEYS.shape(packing.digest(data)), data)
+    reader.put(entry(2, "static"), packing.pack({**STATIC, "shape": packing.digest(data)}))
+    found = reader.fleet(later=SETTLE + 1)
+    assert not node(found, 2).eligible
+    assert node(found, 2).inventory is None or levels == 100
+    assert sum(one.eligible for one in found.nodes.values()) > NODES - 5
+
+
 def test_an_instance_that_two_bindings_hold_is_told() -> None:
     at = 34  # a host with slices
     reader = Reader(state())

@@ -19,9 +19,11 @@ from msgspec import structs
 from places import place
 
 from xce_nodeagent.upstream import etcdwire, packing
+from xce_nodeagent.upstream.etcdsink import EtcdSink
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.report import difference, report
+from xce_nodeagent.upstream.sink import Undelivered
 from xce_nodeagent.upstream.watcher import Watcher
 
 pytestmark = pytest.mark.needs("etcd")
@@ -111,6 +113,34 @@ def test_a_lease_that_ends_is_seen_and_counts_after_the_grace_time(etcd, keys: K
         again = filling.lease(store)
         filling.commit(store, [etcdwire.put(keys.live(name), fleets.live(0), again)])
         reader.wait_for(lambda fleet: fleet.nodes[name].eligible, seconds=SECONDS)
+
+
+def test_two_agents_of_one_name_are_told_and_neither_flaps(etcd, keys: Keys) -> None:
+    """The first keeps the name; who reads knows both."""
+    name = fleets.name(0)
+    first = fleets.reported(0)
+    head = structs.replace(first.head, agent="other", boot_id="else", generation="else:1")
+    second = structs.replace(
+        first, head=head, entries={**first.entries, "head": packing.pack(head)}
+    )
+    with contextlib.ExitStack() as stack:
+        sinks = [
+            EtcdSink(stack.enter_context(filling.client(etcd.url)), keys, lease_seconds=30)
+            for _ in range(2)
+        ]
+        reader = stack.enter_context(filling.watching(etcd.url, keys))
+        sinks[0].deliver(first)
+        reader.wait_for(lambda f: bool(f.nodes) and f.nodes[name].eligible, seconds=SECONDS)
+        with pytest.raises(Undelivered, match=fleets.agent(0)):
+            sinks[1].deliver(second)
+        told = reader.wait_for(lambda f: bool(f.nodes[name].faults), seconds=SECONDS).nodes[name]
+        assert "two agents claim it" in told.faults[0]
+        assert fleets.agent(0) in told.faults[0]
+        assert "other" in told.faults[0]
+        assert told.available
+        assert told.head == first.head
+        for one in sinks:
+            one.close()
 
 
 class Way:

@@ -92,7 +92,7 @@ class Node(Struct, frozen=True, kw_only=True):
             return None
         try:
             found = inventory_of(self.entries, self.shape)
-        except (KeyError, ValueError):  # packing.Unreadable is one
+        except (KeyError, ValueError, RecursionError):  # packing.Unreadable is a ValueError
             return None
         holders: dict[str, list[Holder]] = {}
         for binding in self.bindings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.upstream import packing
@@ -166,6 +166,8 @@ class _Reading:
             amounts = counter.values() if isinstance(counter, dict) else (counter,)
             if not all(type(one) in (int, float) and one >= 0 for one in amounts):
                 self.fault(f"head: the counter of {kind[:40]!r} is no amount")
+                head = structs.replace(head, counters={})
+                break
         return head
 
     def static(self) -> Static | None:
