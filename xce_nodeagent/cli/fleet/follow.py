@@ -15,7 +15,7 @@ from rich.live import Live
 from xce_nodeagent.cli.fleet.order import shape
 from xce_nodeagent.cli.fleet.reading import Reading
 from xce_nodeagent.cli.fleet.table import Page, styled, table
-from xce_nodeagent.cli.fleet.view import FleetView, NodeView, added, told_of
+from xce_nodeagent.cli.fleet.view import FleetView, NodeView, added, counted, told_of
 from xce_nodeagent.upstream.fleet import Fleet
 
 CHANGE = "xce.fleet.change/v1"
@@ -108,11 +108,12 @@ def lines(
         yield f"OUT OF DATE: {view.outdated}" if view.outdated else "up to date again"
     if first:
         nodes = view.summary.nodes
-        yield f"{nodes.total} nodes: {nodes.available} available; what changes is told"
+        yield f"{counted(nodes.total, 'node')}: {nodes.available:,} available; what changes is told"
         return
     for node in changed:
         free = " ".join(f"{one.type} {one.free}/{one.usable}" for one in added(node.instances))
         told = next((f"; {one.id}: {one.reason or one.state}" for one in node.wrong), "")
-        yield f"{node.name} {node.state}: {free}; {len(node.jobs)} jobs; {shape(node)}{told}"
+        jobs = counted(len(node.jobs), "job")
+        yield f"{node.name} {node.state}: {free}; {jobs}; {shape(node)}{told}"
     for name in gone:
         yield f"{name} is gone"

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from xce_nodeagent.cli.fleet.blocks import CARD, NAME, Band, Block, Look, blocks, looks
 from xce_nodeagent.cli.fleet.order import exceptional, shape
-from xce_nodeagent.cli.fleet.view import FleetView, NodeView, Summary, Tally
+from xce_nodeagent.cli.fleet.view import FleetView, NodeView, Summary, Tally, counted
 from xce_nodeagent.cli.picture.html import hashed
 from xce_nodeagent.cli.picture.svg import DARK, FONT, LIGHT, anchor, text
 from xce_nodeagent.cli.session import run_of
@@ -124,7 +124,7 @@ def page(view: FleetView, nodes: Iterable[NodeView], now: float) -> str:
     names |= {look: f"l{at}" for at, look in enumerate(legend)}
     rules = _PAGE.format(light=_variables(LIGHT), dark=_variables(DARK), font=FONT, name=NAME)
     when = datetime.fromtimestamp(now).astimezone().isoformat(" ", "seconds")
-    title = f"Fleet: {_count(len(shown), 'node')}"
+    title = f"Fleet: {counted(len(shown), 'node')}"
     late = f'<p class="late">Out of date: {text(view.outdated)}</p>\n' if view.outdated else ""
     drawn = "\n".join(line for block in every for line in _block(block, names))
     defs = "\n".join(_look(look, name) for look, name in names.items())
@@ -166,17 +166,13 @@ def _variables(colours: dict[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
 def _summary(told: Summary) -> str:
     nodes = told.nodes
     parts = [
-        f"{_count(nodes.total, 'node')}: {nodes.available:,} available",
+        f"{counted(nodes.total, 'node')}: {nodes.available:,} available",
         f"{nodes.unavailable:,} unavailable",
         f"{nodes.faulty:,} faulty",
-        f"{nodes.unhealthy:,} with unhealthy instances; {_count(told.jobs, 'job')}",
+        f"{nodes.unhealthy:,} with unhealthy instances; {counted(told.jobs, 'job')}",
     ]
     return f"{', '.join(parts)}. {_tallies(told.instances)}"
 
@@ -243,7 +239,7 @@ def _block(block: Block, names: dict[Look, str]) -> Iterator[str]:
     if block.name:
         yield f"<h2>{text(block.name)}</h2>"
     states = ", ".join(f"{count} {state}" for state, count in block.states)
-    about = f"{_count(block.nodes, 'node')} ({states}); {_count(block.jobs, 'job')}"
+    about = f"{counted(block.nodes, 'node')} ({states}); {counted(block.jobs, 'job')}"
     numbers = _tallies(block.instances)
     yield f"<p>{text(about)}{f'<br>{text(numbers)}' if numbers else ''}</p>"
     for band in block.bands:
@@ -274,7 +270,7 @@ def _title(node: NodeView) -> str:
     if node.jobs:
         runs = [run_of({"job": one.job, "attempt": one.attempt}) for one in node.jobs[:_TOLD]]
         more = len(node.jobs) - len(runs)
-        lines.append(f"{_count(len(node.jobs), 'job')}: {', '.join(runs)}{' …' if more else ''}")
+        lines.append(f"{counted(len(node.jobs), 'job')}: {', '.join(runs)}{' …' if more else ''}")
     lines += [f"{one.id} {one.state}: {one.reason}" for one in node.wrong[:_TOLD]]
     lines += node.faults[:_TOLD]
     return "\n".join(filter(None, lines))

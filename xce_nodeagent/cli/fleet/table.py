@@ -15,7 +15,7 @@ from rich.text import Text
 from xce_nodeagent.cli.fleet.grid import Cell, Column, Line, cell, fitted, plain, width
 from xce_nodeagent.cli.fleet.order import Group, exceptional, few, groups, shape
 from xce_nodeagent.cli.fleet.reason import STYLES, age, reasons, why
-from xce_nodeagent.cli.fleet.view import FleetView, NodeView, Summary, Tally, added
+from xce_nodeagent.cli.fleet.view import FleetView, NodeView, Summary, Tally, added, counted
 from xce_nodeagent.cli.table import rendered
 
 ENDLESS = 1 << 20
@@ -77,7 +77,7 @@ def table(view: FleetView, nodes: Sequence[NodeView], page: Page) -> list[Line]:
     if ill and left > 0:
         lines += [(), *_exceptions(few(ill, left), page)]
         if left < len(ill):
-            more = _nodes(len(ill) - left)
+            more = counted(len(ill) - left, "node")
             lines.append(cell(f"and {more} more: --unhealthy, --stale"))
     return [*lines, cell("nodes that are alike are in one row; --all shows each", "dim")]
 
@@ -94,28 +94,28 @@ def heading(view: FleetView, nodes: Sequence[NodeView]) -> list[Line]:
         lines.append(cell(f"OUT OF DATE: {view.outdated}", "bold red"))
     lines += _summary(view.summary)
     if len(nodes) < len(view.nodes):
-        lines.append(cell(f"shown: {len(nodes)} of {_nodes(len(view.nodes))}"))
+        lines.append(cell(f"shown: {len(nodes)} of {counted(len(view.nodes), 'node')}"))
     lines += [cell(f"in the store: {fault}", "red") for fault in view.faults[:_NAMED]]
     return [*lines, ()]
 
 
 def _summary(told: Summary) -> list[Line]:
     nodes = told.nodes
-    first = [(f"{_nodes(nodes.total)}: {nodes.available} available", "bold")]
+    first = [(f"{counted(nodes.total, 'node')}: {nodes.available:,} available", "bold")]
     for count, word, style in (
         (nodes.unavailable, "unavailable", "magenta"),
         (nodes.faulty, "faulty", "bold red"),
         (nodes.unhealthy, "with unhealthy instances", "red"),
     ):
         if count:
-            first += [(", ", ""), (f"{count} {word}", style)]
-    first.append((f"; {told.jobs} job{'' if told.jobs == 1 else 's'}", ""))
+            first += [(", ", ""), (f"{count:,} {word}", style)]
+    first.append((f"; {counted(told.jobs, 'job')}", ""))
     lines: list[Line] = [tuple(first)]
     wide = max((len(one.type) for one in told.instances), default=0)
-    digits = max((len(str(one.total)) for one in told.instances), default=0)
+    digits = max((len(f"{one.total:,}") for one in told.instances), default=0)
     for one in told.instances:
-        parts = [(f"  {one.type:{wide}}  {one.total:{digits}}: {one.free} free", "")]
-        parts.append((f", {one.held} held", ""))
+        parts = [(f"  {one.type:{wide}}  {one.total:{digits},}: {one.free:,} free", "")]
+        parts.append((f", {one.held:,} held", ""))
         for count, word, style in (
             (one.unhealthy, "unhealthy", "red"),
             (one.drained, "drained", "yellow"),
@@ -123,13 +123,9 @@ def _summary(told: Summary) -> list[Line]:
             (one.away, "out of reach", "magenta"),
         ):
             if count:
-                parts += [(", ", ""), (f"{count} {word}", style)]
+                parts += [(", ", ""), (f"{count:,} {word}", style)]
         lines.append(tuple(parts))
     return lines
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'' if count == 1 else 's'}"
 
 
 def _who(nodes: Sequence[NodeView]) -> list[Column]:

@@ -187,6 +187,11 @@ def told_of(node: NodeView) -> dict[str, Any]:
     return value
 
 
+def counted(number: int, word: str) -> str:
+    """Say how many there are."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def natural(name: str) -> tuple[tuple[str, int], ...]:
     """Give what names are sorted by: numbers in them as numbers, so that n9 goes before n10."""
     return tuple(
