@@ -8,6 +8,7 @@ import select
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from xce_nodeagent.daemon import nodes
 from xce_nodeagent.daemon.nodes import Nodes
@@ -16,7 +17,7 @@ from xce_nodeagent.host import Host
 from xce_nodeagent.host.event import NODES, Event
 from xce_nodeagent.host.nodewatch import NodeWatch
 from xce_nodeagent.model.instance import DeviceNode, Instance
-from xce_nodeagent.model.inventory import Inventory
+from xce_nodeagent.model.inventory import ControlNode, Inventory
 
 ZERO = DeviceNode("/dev/zero", "c", 1, 5)
 WRONG = DeviceNode("/dev/null", "c", 1, 5)
@@ -48,6 +49,21 @@ def test_what_has_a_wrong_node_is_told_and_nothing_else_changes() -> None:
     assert judged["a"] == card("a", ZERO)
     assert not judged["b"].healthy
     assert "it should be c 1:5" in judged["b"].reason
+
+
+def test_a_control_node_that_is_wrong_is_told_of_all_that_it_goes_with() -> None:
+    told: list[Event] = []
+    looking = Nodes(Host(), told.append)
+    other = structs.replace(card("c", ZERO), provider="y")
+    both = inventory(card("a", ZERO), card("b"), other)
+    for node, granted, sick in ((ZERO, True, set()), (WRONG, False, set()),
+                                (WRONG, True, {"a", "b"})):  # fmt: skip
+        control = {"x": (ControlNode(node, granted),), "y": ()}
+        judged = looking.judge(structs.replace(both, control=control))
+        assert {one.id for one in judged.instances if not one.healthy} == sick
+    with pytest.raises(Unhealthy, match="nothing can be granted: /dev/null is c 1:3"):
+        looking.look([card("a", ZERO)], [ZERO, WRONG])
+    assert told == [NODES]
 
 
 def test_without_a_watch_what_is_wrong_is_looked_at_again(monkeypatch) -> None:

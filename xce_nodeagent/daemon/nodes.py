@@ -52,15 +52,25 @@ class Nodes:
             if granted in looked or node.is_right(host, granted):
                 continue
             if why := node.fault(host, granted):
+                self._changed(NODES)
                 raise Unhealthy(f"nothing can be granted: {why}", reason=why)
 
     def judge(self, inventory: Inventory) -> Inventory:
-        """Give the inventory with what has a wrong node; the same one where nothing has."""
-        reasons = {
-            one.id: why
-            for one in inventory.instances
-            if one.healthy and (why := node.faults(self._host, one.devices))
-        }
+        """Give the inventory with what has a wrong node; the same one where nothing has.
+
+        A control node that is another device's would be granted with each instance.
+        """
+        host = self._host
+        control: dict[str, str] = {}
+        for provider, nodes in inventory.control.items():
+            found = (node.fault(host, one.node) for one in nodes if one.granted)
+            control[provider] = next(filter(None, found), "")
+        reasons: dict[str, str] = {}
+        for one in inventory.instances:
+            wrong = [own for own in one.devices if not node.is_right(host, own)]
+            why = node.faults(host, wrong) or control.get(one.provider, "")
+            if why and one.healthy:
+                reasons[one.id] = why
         self._wrong = bool(reasons)
         if not reasons:
             return inventory
@@ -81,7 +91,10 @@ class Nodes:
     def published(self, inventory: Inventory) -> None:
         """Watch the nodes of a new inventory."""
         if self._watch is not None:
-            self._watch.follow(node.path for one in inventory.instances for node in one.devices)
+            nodes = [node for one in inventory.instances for node in one.devices]
+            for control in inventory.control.values():
+                nodes += [one.node for one in control if one.granted]
+            self._watch.follow(dict.fromkeys(one.path for one in nodes))
         elif self._wrong and self._again is None:
             self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._look_again)
 

@@ -117,6 +117,8 @@ def applied(
     A switch is told where sysfs has none above a function, a NUMA node where it has none for it
     and the guest has such a node. Functions that are not here are another kind of machine's.
     """
+    if not told.functions:
+        return tuple(instances), dict(ground)
     known = {address: one for address, one in told.functions.items() if one.sound}
     functions = dict(ground["pci"])
     bridges = dict(ground["bridges"])
