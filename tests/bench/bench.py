@@ -24,7 +24,9 @@ from typing import Any
 import discovering
 import figures as fig
 import following
+import hearing
 import looking
+import metering
 import processes
 import recovering
 import verifying
@@ -32,7 +34,7 @@ from client import Client, Samples, Shape, Target, many_clients, names, one_clie
 from figures import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from started import HERE, Agent, Place, agent, floor, hanging_library, running, serving
+from started import HERE, Agent, Place, agent, floor, running, serving
 
 LIVE = 1000
 WIDTH = 8
@@ -178,26 +180,15 @@ class Bench:
             grown, plain = found[big.name, "prepare"], found[one.name, "prepare"]
             self._growth("growth_2gib_prepare_hot", grown, plain, note)
 
-    def prober_hangs(self, one: Target, sick: Target, whole: Shape) -> None:
-        """Prepare in an agent whose prober hangs in a vendor's library, beside one without."""
+    def beside(self, what: str, one: Target, other: Target, whole: Shape, note: str) -> None:
+        """Prepare and release in an agent with something else on its hands, beside one without."""
         times = self.sizes.growth
-        with self.stage("an agent whose prober hangs", times) as step:
-            plan = {side.name: (side, times) for side in (one, sick)}
+        with self.stage(f"{what}: an agent beside another", times) as step:
+            plan = {side.name: (side, times) for side in (one, other)}
             found = one_client(plan, whole, self.jobs, pause=0, block=10, step=step)
-            note = "a prober hangs in NVML all the while; floor: an agent without"
-            sick_ones, plain = found[sick.name, "prepare"], found[one.name, "prepare"]
-            self._growth("prepare_prober_hangs", sick_ones, plain, note)
-
-    def reports(self, one: Target, telling: Target, whole: Shape) -> None:
-        """Prepare in an agent that reports, beside one that does not."""
-        times = self.sizes.growth
-        with self.stage("an agent that reports", times) as step:
-            plan = {side.name: (side, times) for side in (one, telling)}
-            found = one_client(plan, whole, self.jobs, pause=0, block=10, step=step)
-            note = "to a file and a receiver that never answers; floor: an agent without"
             for op in ("prepare", "release"):
-                pair = found[telling.name, op], found[one.name, op]
-                self._growth(f"{op}_reporting", *pair, note)
+                pair = found[other.name, op], found[one.name, op]
+                self._growth(f"{op}_{what}", *pair, f"{note}; floor: an agent without")
 
 
 def shapes(one: Agent) -> tuple[Shape, list[Shape]]:
@@ -253,7 +244,7 @@ def measure(bench: Bench, place: Place) -> None:
             with bench.stage("starts with live bindings"):
                 times = bench.sizes.verifications
                 bench.figures += recovering.figures(place, PROFILE, LIVE, times)
-        if not bench.wanted("prepare", "release", "eight", "growth", "verify"):
+        if not bench.wanted("prepare", "release", "eight", "growth", "verify", "metrics"):
             return
         product = Target("one", str(one.socket), 0)
         if bench.wanted("growth_2gib"):
@@ -266,20 +257,18 @@ def measure(bench: Bench, place: Place) -> None:
                 if mib < 2000:
                     raise RuntimeError(f"its processes have {mib:.0f} MiB at most: no ballast")
                 bench.memory_growth(product, Target("big", str(big.socket), 0), mib, whole)
-        if bench.wanted("prepare_prober_hangs"):
-            with contextlib.ExitStack() as inner, bench.stage("a library that hangs"):
-                sick = inner.enter_context(
-                    agent(place, "sick", profile=PROFILE, ports=(23000, 23999),
-                          library=hanging_library(place))
-                )  # fmt: skip
-                bench.prober_hangs(product, Target("sick", str(sick.socket), 0), whole)
+        hearing.measure(bench, place, product, whole, PROFILE)
         if bench.wanted("prepare_reporting", "release_reporting"):
             reporting(bench, place, product, whole)
         if not bench.wanted(
-            "prepare_cold", "prepare_hot", "release", "eight", "growth_1000b", "verify"
+            "prepare_cold", "prepare_hot", "release", "eight", "growth_1000b", "verify", "metrics"
         ):
             return
-        crowded = stack.enter_context(agent(place, "many", profile=PROFILE, ports=(21000, 21999)))
+        metrics = metering.place_for(place.folder)
+        extra = ("[metrics]", f'listen = "unix:{metrics}"')
+        crowded = stack.enter_context(
+            agent(place, "many", profile=PROFILE, ports=(21000, 21999), extra=extra)
+        )
         floor_one = stack.enter_context(floor(place, "one", replies))
         floor_many = stack.enter_context(floor(place, "many", replies))
         many = Target("many", str(crowded.socket), LIVE)
@@ -287,6 +276,12 @@ def measure(bench: Bench, place: Place) -> None:
             for side in (many, floor_many):
                 side.fill(LIVE - 1)
         verify(bench, crowded, place.cgroup / "agent-many")
+        if bench.wanted("metrics"):
+            with bench.stage("scrapes of the metrics"):
+                jobs = [next(bench.jobs) for _ in range(20)]
+                asked = ((whole.prepare(job), whole.release(job)) for job in jobs)
+                found = metering.figures(crowded, metrics, asked, LIVE, sizes.verifications)
+                bench.figures += found
         if not bench.wanted("prepare_cold", "prepare_hot", "release", "eight", "growth_1000b"):
             return
         bench.latencies(Sides(product, floor_one, many, floor_many), whole, parts)
@@ -302,7 +297,8 @@ def reporting(bench: Bench, place: Place, product: Target, whole: Shape) -> None
         telling = stack.enter_context(
             agent(place, "telling", profile=PROFILE, ports=(24000, 24999), extra=extra)
         )
-        bench.reports(product, Target("telling", str(telling.socket), 0), whole)
+        target, note = Target("telling", str(telling.socket), 0), "to a file and a silent receiver"
+        bench.beside("reporting", product, target, whole, note)
 
 
 def verify(bench: Bench, crowded: Agent, home: Path) -> None:

@@ -205,11 +205,16 @@ def hanging_library(place: Place) -> dict[str, str]:
     """Make a stand-in for NVIDIA's library that hangs; give the variables by which it is found."""
     folder = place.folder / "nvml"
     folder.mkdir()
+    return stub(folder, "hang nvmlDeviceGetCount_v2\n")
+
+
+def stub(folder: Path, told: str) -> dict[str, str]:
+    """Make a stand-in for NVIDIA's library, and what it tells; give the variables of both."""
     source = HERE.parent / "machines/nvml/nvml_stub.c"
     compiler = ["cc", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
     subprocess.run(compiler, check=True)
     data = folder / "data"
-    data.write_text("hang nvmlDeviceGetCount_v2\n", "ascii")
+    data.write_text(told, "ascii")
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
     return {"LD_LIBRARY_PATH": str(folder), "XCE_NVML_DATA": str(data)}
