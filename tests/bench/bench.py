@@ -29,11 +29,13 @@ import looking
 import metering
 import processes
 import recovering
+import swarming
 import verifying
 from client import Client, Samples, Shape, Target, many_clients, names, one_client
 from figures import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from sizes import QUICK, USUAL, Sizes
 from started import HERE, Agent, Place, agent, floor, running, serving
 
 LIVE = 1000
@@ -44,27 +46,6 @@ PAUSE = 0.06
 TARGETS = (2.0, 3.0)
 """Times the floor, at p50 and at p99."""
 PROFILE = "dgx-h100"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How often each thing is done. A p99 is given only where there are a thousand samples."""
-
-    cold_one: tuple[int, int]  # operations with one live binding, and with a thousand
-    cold_rounds: int
-    hot_one: tuple[int, int]
-    hot_rounds: int
-    growth: int
-    processes: int
-    varlink: int
-    idle_seconds: float
-    verifications: int
-    crowd: int  # processes that the witness looks through
-    fleet: tuple[int, int, int]  # nodes, reports that are followed, and that are timed
-
-
-USUAL = Sizes((1000, 1000), 125, (1000, 1000), 125, 400, 40, 1000, 30, 20, 1000, (10_000, 3000))
-QUICK = Sizes((6, 3), 1, (300, 40), 3, 40, 2, 100, 1, 2, 100, (100, 40, 20))
 
 
 @dataclass(frozen=True)
@@ -332,6 +313,9 @@ def alone(bench: Bench, one: Agent) -> None:
     if bench.wanted("fleet_read", "fleet_memory", "fleet_follow", "fleet_change"):
         with bench.stage("a reader of a fleet"):
             bench.figures += following.figures(*bench.sizes.fleet)
+    if bench.wanted(*swarming.NAMES):
+        with bench.stage(f"{bench.sizes.swarm.count} reporters and one etcd"):
+            bench.figures += swarming.figures(bench.sizes.swarm)
     if bench.wanted("fork"):
         with bench.stage("what a fork would cost"):
             bench.figures += processes.forks(bench.sizes.processes)

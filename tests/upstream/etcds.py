@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,10 +18,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 DEADLINE = 30.0
+_STARTED = re.compile(r'grpc_server_started_total\{grpc_method="(?P<call>\w+)".*\} (?P<count>\S+)')
 
 
 def free_ports(count: int) -> list[int]:
@@ -163,6 +166,12 @@ class Etcd:
     def keys(self, prefix: str = "") -> list[str]:
         """Give the names of all keys that begin with a prefix."""
         return self.ctl("get", "--prefix", prefix, "--keys-only").split()
+
+    def requests(self) -> Counter[str]:
+        """Count what it was asked since its start, by the calls of its API."""
+        lines = self._page("/metrics", 10).decode().splitlines()
+        found = filter(None, map(_STARTED.match, lines))
+        return Counter({one["call"]: int(float(one["count"])) for one in found})
 
     def metric(self, name: str) -> float:
         """Give the sum of a metric over its labels."""

@@ -1,0 +1,104 @@
+"""Many agents' reporters and one store that goes away: in the end it has the newest of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+from upstream import etcds, fleets, swarm
+
+from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.fleet import Fleet
+from xce_nodeagent.upstream.keys import Keys
+from xce_nodeagent.upstream.watcher import Watcher
+
+pytestmark = pytest.mark.needs("etcd")
+
+COUNT, LEASE, CAP = 50, 3, 1.0
+PATIENCE = 60.0
+OPTIONS = {"processes": 2, "lease": LEASE, "cap": CAP}
+
+
+def reader(urls: list[str], one: swarm.Swarm) -> Watcher:
+    client = Client(urls, Random(0))  # noqa: S311  # which member comes first
+    return Watcher(client, Keys(one.prefix), grace=PATIENCE)
+
+
+def newest(one: swarm.Swarm, following: Watcher) -> Fleet:
+    """Wait until the reader has the newest report of each node; give its fleet."""
+    one.settle(PATIENCE)
+    wanted = one.reports()
+    return following.wait_for(
+        lambda fleet: (
+            {name: node.head and node.head.report for name, node in fleet.nodes.items()} == wanted
+        ),
+        seconds=PATIENCE,
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def crowd(etcd: etcds.Etcd) -> Iterator[swarm.Swarm]:
+    prefix = f"/swarm-{time.monotonic_ns()}/"
+    with swarm.running([etcd.url], COUNT, prefix=prefix, **OPTIONS) as one:
+        one.start()
+        yield one
+
+
+def test_a_quiet_fleet_is_kept_alive_and_writes_nothing(
+    crowd: swarm.Swarm, etcd: etcds.Etcd
+) -> None:
+    with reader([etcd.url], crowd) as following:
+        before = newest(crowd, following)
+        assert len(before.nodes) == COUNT
+        assert all(node.available for node in before.nodes.values())
+        revision, asked = etcd.revision(), etcd.requests()
+        # Twice as long as a lease: who did not keep it alive would be gone.
+        until(lambda: etcd.requests()["LeaseKeepAlive"] - asked["LeaseKeepAlive"] >= 6 * COUNT)
+        assert etcd.revision() == revision
+        assert following.snapshot is before
+
+
+def test_what_was_told_while_the_store_was_away_gets_there(
+    crowd: swarm.Swarm, etcd: etcds.Etcd
+) -> None:
+    """It forgets what was before, too: whether who follows it reads all again or goes on is one."""
+    with reader([etcd.url], crowd) as following:
+        newest(crowd, following)
+        etcd.kill()
+        for number in range(3):
+            for at in range(0, COUNT, 2):
+                crowd.tell(at, f"away-{number}" if at % 4 else "")
+        until(lambda: sum(one["failing"] for one in crowd.states().values()) > COUNT / 2)
+        etcd.start()
+        crowd.settle(PATIENCE)
+        etcd.ctl("compact", str(etcd.revision()))
+        fleet = newest(crowd, following)
+        assert all(node.available for node in fleet.nodes.values())
+        for at in range(0, COUNT, 2):
+            jobs = [one.job for one in fleet.nodes[fleets.name(at)].bindings]
+            assert [job for job in jobs if job.startswith("away")] == ["away-2"] * (at % 4 > 0)
+
+
+def test_a_store_whose_leader_dies_has_the_newest_of_each() -> None:
+    with etcds.cluster(3) as members:
+        urls = [one.url for one in members]
+        with swarm.running(urls, COUNT, **OPTIONS) as one, reader(urls, one) as following:
+            one.start()
+            newest(one, following)
+            for at in range(COUNT):
+                one.tell(at, "before")
+            etcds.leader(members).kill()
+            for at in range(0, COUNT, 2):
+                one.tell(at, "after")
+            fleet = newest(one, following)
+    told = {at: [b.job for b in fleet.nodes[fleets.name(at)].bindings] for at in range(COUNT)}
+    assert all(("after" if at % 2 == 0 else "before") in jobs for at, jobs in told.items())
