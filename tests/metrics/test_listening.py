@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import stat
@@ -12,8 +11,6 @@ import pytest
 from metrics.served import free_port
 
 from xce_nodeagent.daemon import listening
-from xce_nodeagent.daemon.exposure import Exposure
-from xce_nodeagent.model.upstream import MetricsConfig
 
 
 def test_a_socket_is_for_its_user_and_group(tmp_path) -> None:
@@ -83,20 +80,3 @@ def test_a_port(host, family) -> None:
         assert one.getsockname()[:2] == (host.strip("[]"), port)
         with pytest.raises(OSError, match="in use"):
             listening.listen(f"{host}:{port}")
-
-
-def test_without_configuration_nothing_is_begun() -> None:
-    """No socket, no timer, no task: an idle agent is woken by nothing of this."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        before = len(loop._scheduled), len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
-        exposure = Exposure(MetricsConfig())
-        exposure.start(None)  # nobody is asked for anything
-        await asyncio.sleep(0)
-        after = len(loop._scheduled), len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
-        assert after == before
-        assert exposure.checks() == []
-        await exposure.close()
-
-    asyncio.run(main())

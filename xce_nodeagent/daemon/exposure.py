@@ -22,8 +22,9 @@ RETRY_SECONDS = 30.0
 class Exposure:
     """Shows metrics from `start` to `close`; `checks` tells what cannot be shown, and why."""
 
-    def __init__(self, config: MetricsConfig) -> None:
+    def __init__(self, config: MetricsConfig, *, retry: float = RETRY_SECONDS) -> None:
         self._config = config
+        self._retry = retry
         self._fault = ""
         self._scrapes: Scrapes | None = None
         self._textfile: Textfile | None = None
@@ -48,7 +49,7 @@ class Exposure:
             if why != self._fault:
                 log.warning("metrics are not served at %s: %s", self._config.listen, why)
             self._fault = why
-            self._again = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._listen)
+            self._again = asyncio.get_running_loop().call_later(self._retry, self._listen)
             return
         self._fault = ""
         self._scrapes = Scrapes(listener, self._metrics.scraped)
@@ -63,7 +64,7 @@ class Exposure:
                     state="warning",
                     text=f"they are not served at {where}: {self._fault}",
                     remedy="free that place, or set another one in [metrics] listen; it is tried"
-                    f" again every {RETRY_SECONDS:g} seconds",
+                    f" again every {self._retry:g} seconds",
                 )
                 if self._fault
                 else Check(name="metrics", state="ok", text=f"served at {where}")

@@ -38,10 +38,16 @@ class Textfile:
             if found != self._last:
                 await asyncio.to_thread(write, self._path, found)
                 self._last = found
-        except OSError as error:
-            why = error.strerror or str(error)
+        except Exception as error:  # whatever it is, the next look may go well
+            known = isinstance(error, OSError)
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             if why != self.fault:
-                log.warning("metrics cannot be written to %s: %s", self._path, why)
+                log.warning(
+                    "metrics cannot be written to %s: %s",
+                    self._path,
+                    why,
+                    exc_info=None if known else error,
+                )
             self.fault = why
         else:
             self.fault = ""
