@@ -15,6 +15,7 @@ import etcds
 import filling
 import fleets
 import pytest
+from bad import BAD
 from msgspec import structs
 from places import place
 
@@ -141,6 +142,30 @@ def test_two_agents_of_one_name_are_told_and_neither_flaps(etcd, keys: Keys) -> 
         assert told.head == first.head
         for one in sinks:
             one.close()
+
+
+def test_rubbish_in_the_store_stops_nobody(etcd, keys: Keys) -> None:
+    """One value of each kind that no agent writes, in one node each, and keys that are none."""
+    below = keys.prefix
+    with filling.client(etcd.url) as store, filling.watching(etcd.url, keys) as reader:
+        filling.fill(store, fleets.state(NODES, keys), lease=filling.lease(store))
+        bad = [(name, value) for name, value, _ in BAD.values() if len(value) < 1 << 20]
+        hurt = {fleets.name(at) for at in range(len(bad))}
+        for at, (name, value) in enumerate(bad):
+            key = keys.entry(fleets.name(at), name)
+            filling.commit(store, [etcdwire.put(key, value)])
+        for key in (b"node/", b"node/\xff/head", b"\x00", b"live/a%zz", b"shape/" + b"g" * 64):
+            filling.commit(store, [etcdwire.put(below + key, b"\xff")])
+        filling.commit(store, drained(50, keys))
+        found = reader.wait_for(
+            lambda f: is_drained(50)(f) and hurt == {n for n in f.nodes if f.nodes[n].faults},
+            seconds=SECONDS,
+        )
+        assert "5 keys" in found.faults[0]
+        assert all(found.nodes[name].inventory is not None for name in found.nodes.keys() - hurt)
+        with filling.watching(etcd.url, keys) as late:
+            listed = late.wait_for(lambda fleet: bool(fleet.nodes), seconds=SECONDS)
+        assert lasting(listed) == lasting(found)
 
 
 class Way:

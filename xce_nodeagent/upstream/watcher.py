@@ -9,7 +9,6 @@ While the store is away the last fleet stays, as it was: nobody's lease ends by 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -318,8 +317,10 @@ class Watcher:
             callbacks = tuple(self._callbacks.values())
             self._condition.notify_all()
         for callback in callbacks:
-            with contextlib.suppress(Exception):
+            try:
                 callback(fleet)
+            except Exception:  # noqa: BLE001  # one that fails is its own business
+                _log.exception("fleet: a callback failed")
 
 
 def _change(event: Event) -> Change:
