@@ -68,7 +68,9 @@ class Etcd:
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
             *("--initial-cluster", self._cluster, "--logger", "zap"),
-            *("--heartbeat-interval", "50", "--election-timeout", "500"),
+            # One alone is its own leader as soon as it may be; of several none is to be in haste.
+            *("--heartbeat-interval", "50" if "," in self._cluster else "10"),
+            *("--election-timeout", "500" if "," in self._cluster else "100"),
             *self.options,
         ]
         with self.log.open("ab") as log:

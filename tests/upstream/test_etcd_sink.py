@@ -89,7 +89,7 @@ def test_a_quiet_node_asks_for_one_keep_alive_a_third_and_writes_nothing(there, 
         assert sink._client.asked - asked == third + (third == 6)
     assert there.revision() == revision
     assert etcd.metric("etcd_debugging_mvcc_put_total") == puts
-    assert etcd.metric("etcd_debugging_mvcc_range_total") - ranges == 3  # of one txn
+    assert etcd.metric("etcd_debugging_mvcc_range_total") - ranges == 4  # of one txn
 
 
 def test_a_large_report_goes_in_several_txns_with_the_head_last(there):
@@ -121,8 +121,12 @@ def test_a_large_report_that_was_cut_off_is_made_whole(there):
     assert there.entries("n1") == {**report.entries, HEAD: there.entries("n1")[HEAD]}
 
 
-@pytest.mark.parametrize("what", ["value", "extra", "gone", "head", "all", "shape", "strange"])
-def test_garbage_in_its_own_keys_is_put_right(there, what):
+@pytest.mark.parametrize(
+    "what", ["value", "extra", "gone", "head", "all", "shape", "no shape", "strange"]
+)
+@pytest.mark.parametrize("comes", [True, False])
+def test_garbage_in_its_own_keys_is_put_right(there, what, comes):
+    """By an agent that comes, and by one that is there with its next look."""
     sink, report = there.sink(), made("n1", 1, jobs=3)
     sink.deliver(report)
     keys, node = there.keys, there.keys.node("n1")
@@ -134,16 +138,19 @@ def test_garbage_in_its_own_keys_is_put_right(there, what):
         "head": [put(keys.entry("n1", HEAD), b"{}")],
         "all": [delete(keys.entry("n1", name)) for name in report.entries],
         "shape": [put(shape, b"garbage")],
+        "no shape": [delete(shape)],
         "strange": [put(node + b"a//b%zz\xff", b""), put(node, b"")],
     }
     there.reader.txn([], changes[what])
-    if what == "shape":  # it is everybody's, and looked at when an agent comes
+    if comes:
         sink = there.sink()
         sink.deliver(made("n1", 2, jobs=3))
     else:
         there.clock.now += 2 * LEASE
         sink.tend()
-    assert there.entries("n1") == report.entries
+    entries = there.entries("n1")
+    assert transfer.stands_for(entries[HEAD], report)
+    assert entries == {**report.entries, HEAD: entries[HEAD]}
     assert there.reader.get(shape).value == report.shape_data
     before = there.revision()
     there.clock.now += 2 * LEASE

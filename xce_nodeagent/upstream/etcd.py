@@ -92,6 +92,7 @@ class Client:
         pinned: frozenset[int] = frozenset(),
         seconds: float = 5.0,
         connect_seconds: float = 3.0,
+        largest: int = LARGEST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cluster = 0
@@ -104,6 +105,7 @@ class Client:
         self._pinned = pinned
         self._seconds = seconds
         self._connect_seconds = connect_seconds
+        self.largest = largest
         self._clock = clock
         self._token = ""
         self._proven: set[str] = set()
@@ -153,11 +155,17 @@ class Client:
     ) -> Txn:
         """Do the first operations where all is as compared, the other ones where not."""
         asked = {"compare": compares, "success": success, "failure": failure}
-        return self._call("kv/txn", asked, Txn)
+        told = self._call("kv/txn", asked, Txn)
+        if len(told.responses) != len(success if told.succeeded else failure):
+            raise Garbage(f"{self._first()}: a txn's answer has {len(told.responses)} responses")
+        return told
 
     def grant(self, seconds: int) -> Lease:
         """Make a lease; the store may give it more seconds than were asked for (`TTL`)."""
-        return self._call("lease/grant", {"TTL": seconds}, Lease)
+        told = self._call("lease/grant", {"TTL": seconds}, Lease)
+        if told.TTL <= 0 or not told.ID:
+            raise Garbage(f"{self._first()}: it grants a lease {told.ID} of {told.TTL} seconds")
+        return told
 
     def keep_alive(self, lease: int) -> int:
         """Begin a lease's time anew; give its seconds. Raise LeaseGone."""
@@ -207,11 +215,19 @@ class Client:
         """Read a page, a smaller one where it is too large."""
         while True:
             try:
-                return self._call("kv/range", asked, Found), asked
+                found = self._call("kv/range", asked, Found)
             except TooLarge:
                 if asked.limit <= 1:
                     raise
                 asked = msgspec.structs.replace(asked, limit=max(1, asked.limit // 4))
+                continue
+            # Else one that gives the same again and again would be read for ever.
+            if (
+                found.kvs
+                and not asked.key <= found.kvs[0].key <= found.kvs[-1].key < asked.range_end
+            ):
+                raise Garbage(f"{self._first()}: keys that were not asked for")
+            return found, asked
 
     # ---- one call ---------------------------------------------------------------------------
 
@@ -318,7 +334,7 @@ class Client:
                 self._tls,
                 connect_seconds=self._connect_seconds,
                 seconds=self._seconds,
-                largest=LARGEST,
+                largest=self.largest,
             )
         return self._connections[name]
 

@@ -76,7 +76,7 @@ class EtcdSink:
         self._there: dict[bytes, bytes] | None = None  # None: not known
         self._head = 0  # the revision of the head, which each write makes anew; 0: there is none
         self._newest = 0  # the revision of the last write below the node's own prefix
-        self._shape = ""
+        self._shape, self._shape_at = "", 0  # the shape that is there, and the revision of it
 
     @property
     def where(self) -> str:
@@ -119,9 +119,16 @@ class EtcdSink:
     def _look(self, report: Report) -> None:
         """See that the name and the entries are still as they were left, and who wants the name."""
         node = report.head.node
-        asked = [get(self._keys.live(node)), newest(self._keys.node(node))]
-        found = self._client.txn([], [*asked, every(self._keys.rivals(node))])
-        live, last, rivals = (response.response_range for response in found.responses)
+        found = self._client.txn(
+            [],
+            [
+                get(self._keys.live(node)),
+                newest(self._keys.node(node)),
+                every(self._keys.rivals(node)),
+                get(self._keys.shape(report.shape), keys_only=True),
+            ],
+        )
+        live, last, rivals, shape = (response.response_range for response in found.responses)
         told = self._name.rivals(_live(report), rivals.kvs)
         if told and told != self._rivals:
             log.warning("%s", told)
@@ -133,8 +140,9 @@ class EtcdSink:
         elif [one.mod_revision for one in last.kvs] != [self._newest] or last.count != count:
             log.warning("%s: somebody else wrote to this node's keys; they are written anew", node)
             self._there = None
-        else:
+        elif [one.mod_revision for one in shape.kvs] == [self._shape_at]:
             return
+        self._shape = ""
         self._bring(report)
 
     # ---- the entries ------------------------------------------------------------------------
@@ -191,7 +199,8 @@ class EtcdSink:
         )
         heads, last, shape = (response.response_range for response in told.responses)
         # One that was written more than once is not as the first one wrote it.
-        self._shape = report.shape if [one.version for one in shape.kvs] == [1] else ""
+        if [one.version for one in shape.kvs] == [1]:
+            self._shape, self._shape_at = report.shape, shape.kvs[0].mod_revision
         self._there = {}
         self._head = self._newest = heads.kvs[0].mod_revision if heads.kvs else 0
         if not last.kvs:
@@ -209,20 +218,22 @@ class EtcdSink:
             self._newest = max(self._newest, one.mod_revision)
 
     def _put_shape(self, report: Report) -> int:
-        """Have the shape there: put by whom it is of first, and never changed."""
+        """Have the shape there: put by whom it is of first, and changed only where it is spoilt."""
         if self._shape == report.shape:
             return 0
         key, data = self._keys.shape(report.shape), report.shape_data
         told = self._client.txn([absent(key)], [put(key, data)], [get(key)])
-        written = len(key) + len(data) if told.succeeded else 0
         if not told.succeeded:
-            (there,) = told.responses[0].response_range.kvs
-            if not _is_shape(there.value, report.shape):
-                log.warning("%s: what is there is not this shape; it is written anew", key)
-                self._client.txn([unchanged(key, there.mod_revision)], [put(key, data)])
-                written = len(key) + len(data)
-        self._shape = report.shape
-        return written
+            for there in told.responses[0].response_range.kvs:
+                if _is_shape(there.value, report.shape):
+                    self._shape, self._shape_at = report.shape, there.mod_revision
+                    return 0
+                log.warning("%s: what is there is not this shape; it is written anew", key.decode())
+                told = self._client.txn([unchanged(key, there.mod_revision)], [put(key, data)])
+        if not told.succeeded:  # somebody else wrote it meanwhile: it is seen to with the next look
+            return 0
+        self._shape, self._shape_at = report.shape, told.header.revision
+        return len(key) + len(data)
 
     # ---- failures ---------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def _opened(client: Client, prefix: bytes, after: int, quiet_seconds: float, url
         client.headers(),
         quiet_seconds=quiet_seconds,
         seconds=OPEN_SECONDS,
-        longest=LARGEST,
+        longest=client.largest,
     )
     stream = _Stream(url, connection, lines)
     try:
