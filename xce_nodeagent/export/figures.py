@@ -133,14 +133,15 @@ TABLE: Final = (
         "From a Prepare's last byte to its answer, by outcome: ok, or the class of the error.",
         lambda it: _by(it.prepare)),
     Row("xce_nodeagent_prepare_step_seconds", "histogram", ("step",),
-        "Steps of a Prepare: plan (choose and plan), look (at device nodes), commit (the ledger),"
-        " bind (the fence).",
+        "Steps of a Prepare: plan (choose and plan), commit (the ledger), bind (the fence), and"
+        " look (at nodes and ports), which is done within bind.",
         lambda it: _by(it.prepare_steps)),
     Row("xce_nodeagent_release_seconds", "histogram", ("outcome",),
         "From a Release's last byte to its answer, by outcome: ok, or the class of the error.",
         lambda it: _by(it.release)),
     Row("xce_nodeagent_release_step_seconds", "histogram", ("step",),
-        "Steps of a Release: commit (the ledger), unbind (the fence, and who is left).",
+        "Steps of a Release: unbind (the fence, and who is left), and commit (the ledger), which is"
+        " done within unbind.",
         lambda it: _by(it.release_steps)),
     Row("xce_nodeagent_connections", "gauge", (),
         "Clients that are connected to the agent's socket.",
