@@ -17,7 +17,8 @@ import msgspec
 
 from xce_nodeagent.model.instance import Holder
 from xce_nodeagent.model.inventory import with_holders
-from xce_nodeagent.upstream.report import Report, held
+from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.report import BINDING, Report
 from xce_nodeagent.upstream.sink import Undelivered
 
 
@@ -66,7 +67,12 @@ def content(report: Report) -> bytes:
         for name in ("version", "agent", "number", "started", "time", "report", "program")
     }
     shown = msgspec.structs.asdict(with_holders(report.inventory, holders))
-    shown |= {"bindings": [held(binding) for binding in report.bindings], "report": told}
+    bindings = [
+        msgspec.Raw(packing.plain(data))
+        for name, data in report.entries.items()
+        if name.startswith(BINDING)
+    ]
+    shown |= {"bindings": bindings, "report": told}
     return msgspec.json.format(msgspec.json.encode(shown), indent=1) + b"\n"
 
 
