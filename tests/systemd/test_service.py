@@ -19,7 +19,13 @@ prepare_uids = [0]
 range = "20000-20999"
 [simulate]
 profile = "dgx-h100"
+[metrics]
+listen = "127.0.0.1:9400"
+textfile = "/run/xce-nodeagent/xce.prom"
 """
+SCRAPE = (
+    "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
+)
 PREPARE = (
     "xce-nodeagent", "prepare", "--job", "12[3]", "--attempt", "1", "--request", "rusage[gpu=2]",
     "--ports", "http=1", "--format", "json",
@@ -126,6 +132,15 @@ def test_agent_has_no_privilege(served):
         assert int(fields[name], 16) == 0
     assert fields["NoNewPrivs"] == "1"
     assert fields["Seccomp"] == "2"
+
+
+def test_metrics_can_be_asked_for_and_read(served):
+    """Neither the unit nor the agent's own filter is in the way."""
+    told = served.run("python3", "-c", SCRAPE).stdout
+    for name in ("xce_nodeagent_instances", "process_resident_memory_bytes", "process_open_fds"):
+        assert re.search(rf"^{name}.* [1-9]", told, re.MULTILINE)
+    written = served.run("cat", "/run/xce-nodeagent/xce.prom", user=4242).stdout
+    assert "xce_nodeagent_instances" in written
 
 
 def test_jobs_are_in_the_jobs_home(served, job):
