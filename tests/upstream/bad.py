@@ -29,6 +29,11 @@ BAD = {
     "another type": ("head", b"[1,2]", "not a Head"),
     "no UTF-8": ("head", b'{"node":"\xff"}', "not a Head"),
     "deep": ("head", deep(100_000), "not a Head"),
+    "no number of this world": (
+        "head",
+        packing.plain(head(2)).replace(b'"healthy":8', b'"healthy":' + b"9" * 400),
+        "head: ",
+    ),
     "nested": ("head", head(2, counters={"gpu": {"total": {"total": {"a": []}}}}), "is no amount"),
     "future": ("head", head(2, version=9, least=9), "needs a reader of version 9"),
     "another node's": ("head", head(2, node="r000-n03"), "it is of node 'r000-n03'"),

@@ -15,7 +15,7 @@ from msgspec import structs
 from reader import GRACE, KEYS, NODES, Reader, entry, live, node, state
 
 from xce_nodeagent.upstream import packing
-from xce_nodeagent.upstream.mirror import MOST_ENTRIES, SETTLE, Change
+from xce_nodeagent.upstream.mirror import MOST_ENTRIES, SETTLE, Change, Mirror
 from xce_nodeagent.upstream.report import Head, digest
 
 
@@ -124,6 +124,20 @@ def test_a_sign_of_life_that_is_not_the_reports_is_told(
     assert told in found.faults[0]
     assert found.available
     assert not found.eligible
+
+
+def test_a_fault_of_this_program_costs_one_node_alone() -> None:
+    class Faulty(Mirror):
+        def _read(self, name, record, *, whole):
+            if name == fleets.name(6):
+                raise ZeroDivisionError(name)
+            return super()._read(name, record, whole=whole)
+
+    reader = Reader()
+    reader.mirror = Faulty(KEYS, grace=GRACE)
+    found = reader.list(state())
+    assert node(found, 6).faults == ("a fault of this program: ZeroDivisionError: r000-n06",)
+    assert sum(one.eligible for one in found.nodes.values()) > NODES - 5
 
 
 def test_names_that_cannot_be_are_of_no_node() -> None:

@@ -36,6 +36,8 @@ def test_what_did_not_change_is_the_same_object() -> None:
     assert len(same) == NODES - 1
     shapes = {id(one.shape) for one in changed.nodes.values()}
     assert len(shapes) == len({one.shape_hash for one in changed.nodes.values()})
+    idle = [one for one in changed.nodes.values() if not one.bindings and not one.states]
+    assert len({id(one.totals) for one in idle}) <= len({one.shape_hash for one in idle})
     again = reader.list({**state(), KEYS.live(fleets.name(3)): (live(3, boot_id="7"), 8)})
     assert all(again.nodes[name] is changed.nodes[name] for name in changed.nodes)
     renewed = reader.put(KEYS.live(fleets.name(4)), live(4), 999)

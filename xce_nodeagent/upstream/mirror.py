@@ -11,6 +11,7 @@ after that it is a fault.
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Iterable
@@ -21,7 +22,9 @@ from msgspec import structs
 from xce_nodeagent.upstream import claim, packing, report
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.keys import EntryKey, Keys, LiveKey, RivalKey, ShapeKey
-from xce_nodeagent.upstream.reading import Form, form_of, read
+from xce_nodeagent.upstream.reading import Form, Shared, form_of, read
+
+_log = logging.getLogger(__name__)
 
 Change = tuple[bytes, bytes | None, int]
 """A key, its value (None: it was deleted), and its lease (0: none)."""
@@ -82,6 +85,7 @@ class Mirror:
         self._records: dict[str, _Record] = {}
         self._shapes: dict[str, bytes] = {}
         self._forms: dict[str, Form | str] = {}
+        self._shared = Shared()
         self._strange: set[bytes] = set()
         self._changed: set[str] = set()
         self._waiting: dict[str, float] = {}  # nodes that time changes, and when
@@ -208,7 +212,12 @@ class Mirror:
                 del self._records[name]
                 self._nodes.pop(name, None)
                 continue
-            node = self._made(name, record, now, wall)
+            try:
+                node = self._made(name, record, now, wall)
+            except Exception as error:  # one node costs no other its news
+                _log.exception("fleet: node %s can't be read", name)
+                told = f"a fault of this program: {type(error).__name__}: {error}"
+                node = Node(name=name, faults=(told[:200],))
             if node == record.made:  # its lease is another one, or it was put as it was
                 continue
             record.made = node
@@ -265,7 +274,7 @@ class Mirror:
             count = len(record.entries)
             return Node(name=name, faults=(f"{count} entries; at most {MOST_ENTRIES} are read",))
         record.shared = True
-        node = read(name, record.entries, self._form)
+        node = read(name, record.entries, self._form, self._shared)
         if whole or node.faults:
             return node
         return structs.replace(node, faults=(_NOT_WHOLE,))

@@ -7,8 +7,9 @@ fault of its node, in words; what can be read of the node is shown all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct, structs
 
 from xce_nodeagent.model.inventory import Inventory
@@ -33,6 +34,8 @@ T = TypeVar("T")
 MOST_FAULTS = 8
 """Faults of a node that are told; the rest are counted."""
 _LONGEST = 200  # characters of a fault
+_MOST_SHARED = 8192
+_MOST = 1 << 63  # of anything that is counted
 
 
 class Form(Struct, frozen=True):
@@ -81,12 +84,30 @@ def _place(reference: str | None, count: int) -> int | None:
     return int(digits)
 
 
-def read(name: str, entries: Entries, forms: Callable[[str], Form | str]) -> Node:
+class Shared:
+    """Gives one object for values that are equal: thousands of idle hosts have the same amounts."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], Any] = {}
+
+    def one(self, what: str, value: T) -> T:
+        """Give the value, or the equal one that was given before for the same thing."""
+        told = what, msgspec.json.encode(value)
+        if len(self._known) >= _MOST_SHARED:
+            self._known.clear()  # rubbish, or a fleet that has moved on
+        known: T = self._known.setdefault(told, value)
+        return known
+
+
+def read(
+    name: str, entries: Entries, forms: Callable[[str], Form | str], shared: Shared | None = None
+) -> Node:
     """Read a node, all but its liveness.
 
     `forms` gives a shape by its hash, or says in words why there is none.
     """
     reading = _Reading(name, entries)
+    shared = shared or Shared()
     head = reading.head()
     form: Form | None = None
     static = None
@@ -107,10 +128,13 @@ def read(name: str, entries: Entries, forms: Callable[[str], Form | str]) -> Nod
     bindings = tuple(reading.bindings()) if reading.understood else ()
     states = dict(reading.states()) if reading.understood else {}
     reading.problems()
+    if head is not None:
+        head = structs.replace(head, counters=shared.one("counters", head.counters))
     totals: Mapping[str, Count] = {}
     if form is not None and static is not None:
         reading.held_twice(bindings, static.ids, form)
-        totals = _totals(form, static.ids, states, bindings, head.counters if head else {})
+        counters = head.counters if head else {}
+        totals = shared.one("totals", _totals(form, static.ids, states, bindings, counters))
     return Node(
         name=name,
         head=head,
@@ -164,7 +188,7 @@ class _Reading:
             self.fault(f"head: number {head.number} is negative")
         for kind, counter in head.counters.items():
             amounts = counter.values() if isinstance(counter, dict) else (counter,)
-            if not all(type(one) in (int, float) and one >= 0 for one in amounts):
+            if not all(type(one) in (int, float) and 0 <= one < _MOST for one in amounts):
                 self.fault(f"head: the counter of {kind[:40]!r} is no amount")
                 head = structs.replace(head, counters={})
                 break
