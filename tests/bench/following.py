@@ -57,7 +57,7 @@ def figures(nodes: int, changes: int, samples: int) -> list[Figure]:
     rate = f"{product['rate']:.0f} reports a second of {nodes} nodes; floor: as above"
     return [
         *latency("fleet_change_seen", *late, (None, None), f"of {nodes} nodes; floor: the commit"),
-        Figure("fleet_read_10000", product["seconds"], "s", floor["seconds"], 5, 1, what),
+        Figure("fleet_read_10000", product["seconds"], "s", floor["seconds"], 8, 1, what),
         Figure(
             "fleet_memory_bytes_per_node", product["bytes"] / nodes, "bytes",
             floor["bytes"] / nodes, 3, 1, "resident; floor: the keys and values alone",

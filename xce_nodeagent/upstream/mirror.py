@@ -214,7 +214,7 @@ class Mirror:
                 continue
             try:
                 node = self._made(name, record, now, wall)
-            except Exception as error:  # one node costs no other its news
+            except Exception as error:  # noqa: BLE001  # one node costs no other its news
                 _log.exception("fleet: node %s can't be read", name)
                 told = f"a fault of this program: {type(error).__name__}: {error}"
                 node = Node(name=name, faults=(told[:200],))
