@@ -133,6 +133,14 @@ def _podman() -> str:
     return _root() or _cc() or _may_unshare("--mount")
 
 
+def _qemu() -> str:
+    tools = ("qemu-system-x86_64", "busybox", "rdma", "apt-get", "dpkg-deb")
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    if missing or os.uname().machine != "x86_64":
+        return f"needs {', '.join(missing) or 'an x86-64 host'}"
+    return _root()
+
+
 def _plain() -> str:
     return "" if os.geteuid() else "needs a plain user"
 
@@ -158,6 +166,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "lstopo": _lstopo,
     "umockdev": _umockdev,
     "slurm": _slurm,
+    "qemu": _qemu,
     "podman": _podman,
     "etcd": _etcd,
     "openssl": _openssl,
