@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -93,17 +93,22 @@ def _fill(store: Client, nodes: int) -> int:
     """Put the fleet; give the bytes of its keys and values."""
     lease = store.grant(3600).ID
     stored = 0
+    shapes: set[bytes] = set()
     operations: list[etcdwire.Operation] = []
     for at in range(nodes):
         for key, value in _keys(at).items():
+            if key in shapes:
+                continue
+            if key.startswith(KEYS.all("shape")):
+                shapes.add(key)
             operations.append(etcdwire.put(key, value))
             stored += len(key) + len(value)
         operations.append(etcdwire.put(KEYS.live(fleets.name(at)), fleets.live(at), lease))
         if len(operations) > 100:
-            store.txn((), _distinct(operations))
+            store.txn((), operations)
             operations = []
     if operations:
-        store.txn((), _distinct(operations))
+        store.txn((), operations)
     return stored
 
 
@@ -118,12 +123,6 @@ def _keys(at: int) -> dict[bytes, bytes]:
     entries = {**one.entries, HEAD: packing.pack(head)}
     found = {KEYS.entry(node, name): data for name, data in entries.items()}
     return {KEYS.shape(one.shape): one.shape_data, **found}
-
-
-def _distinct(operations: Sequence[etcdwire.Operation]) -> list[etcdwire.Operation]:
-    """Leave out what is put twice: etcd takes no key twice in a transaction."""
-    by_key = {one.request_put.key: one for one in operations if one.request_put}
-    return list(by_key.values())
 
 
 class _Writer:
