@@ -151,6 +151,21 @@ def test_an_outage_of_hours_ends_with_the_newest(own):
     assert there.entries("n1") == made("n1", 40, jobs=5).entries
 
 
+def test_a_store_is_away_until_it_answers_though_there_is_nothing_new(own):
+    etcd, there = own
+    sink, same = there.sink(), made("n1", jobs=1)
+    sink.deliver(same)
+    revision = there.revision()
+    etcd.kill()
+    there.clock.now += LEASE / 3
+    sinks.undelivered(sink.tend)
+    for _ in range(3):
+        assert "refused" in fails(sink, same).reason
+    etcd.start()
+    assert sink.deliver(same) == 0
+    assert there.revision() == revision
+
+
 def test_a_restart_with_its_data_is_not_even_noticed(own):
     etcd, there = own
     sink = there.sink()

@@ -246,6 +246,7 @@ class EtcdSink:
                     raise
             return act()
         except EtcdError as error:
+            self._there = None  # so the next report asks the store, also where nothing is new
             prefix = self._keys.prefix.decode()
             failure = etcdremedy.undelivered(error, prefix=prefix, user=self._user)
             failure.meanwhile = self._name.meanwhile()
