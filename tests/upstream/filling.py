@@ -9,6 +9,7 @@ from random import Random
 from xce_nodeagent.upstream import etcdwire
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.keys import Keys
+from xce_nodeagent.upstream.mirror import SETTLE
 from xce_nodeagent.upstream.watcher import Watcher
 
 OPERATIONS = 128
@@ -43,8 +44,10 @@ def commit(one: Client, operations: Iterable[etcdwire.Operation]) -> None:
 
 
 @contextlib.contextmanager
-def watching(url: str, keys: Keys, *, grace: float = 60.0) -> Iterator[Watcher]:
+def watching(
+    url: str, keys: Keys, *, grace: float = 60.0, settle: float = SETTLE
+) -> Iterator[Watcher]:
     """Run a reader."""
     store = Client([url], Random(2), seconds=20.0)  # noqa: S311  # which member comes first
-    with Watcher(store, keys, grace=grace) as one:
+    with Watcher(store, keys, grace=grace, settle=settle) as one:
         yield one

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 
 import etcds
 import filling
@@ -19,7 +21,8 @@ from bad import BAD
 from msgspec import structs
 from places import place
 
-from xce_nodeagent.upstream import etcdwire, packing
+from xce_nodeagent.upstream import etcdwire, packing, secret
+from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdsink import EtcdSink
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.keys import Keys
@@ -147,7 +150,10 @@ def test_two_agents_of_one_name_are_told_and_neither_flaps(etcd, keys: Keys) -> 
 def test_rubbish_in_the_store_stops_nobody(etcd, keys: Keys) -> None:
     """One value of each kind that no agent writes, in one node each, and keys that are none."""
     below = keys.prefix
-    with filling.client(etcd.url) as store, filling.watching(etcd.url, keys) as reader:
+    with (
+        filling.client(etcd.url) as store,
+        filling.watching(etcd.url, keys, settle=0.2) as reader,
+    ):
         filling.fill(store, fleets.state(NODES, keys), lease=filling.lease(store))
         bad = [(name, value) for name, value, _ in BAD.values() if len(value) < 1 << 20]
         hurt = {fleets.name(at) for at in range(len(bad))}
@@ -274,6 +280,31 @@ def test_who_waits_is_told_why_there_is_nothing(keys: Keys) -> None:
         with pytest.raises(TimeoutError, match=r"the reader is away: .*refused"):
             reader.wait_for(lambda _: True, seconds=0.1)
         assert reader.snapshot.revision == 0
+
+
+def test_a_password_that_cannot_be_read_is_told_and_taken_when_it_is_there(
+    keys: Keys, tmp_path: Path
+) -> None:
+    password = tmp_path / "password"
+    with etcds.running("--bcrypt-cost", "4") as etcd:
+        with filling.client(etcd.url) as store:
+            filling.fill(store, fleets.state(3, keys))
+        etcd.ctl("user", "add", "root:secret")
+        etcd.ctl("user", "grant-role", "root", "root")
+        etcd.ctl("auth", "enable")
+        store = Client(
+            [etcd.url],
+            Random(1),  # noqa: S311  # an order
+            credentials=lambda: ("root", secret.read(password)),
+        )
+        with Watcher(store, keys) as reader:
+            until(reader, "away")
+            assert str(password) in reader.state.reason
+            password.write_text("secret\n")
+            password.chmod(0o600)
+            reader.wait_for(lambda fleet: len(fleet.nodes) == 3, seconds=SECONDS)
+            until(reader, "following")
+            assert reader.state.reason == ""
 
 
 MASTER = """

@@ -25,7 +25,7 @@ from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdwire import Event
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.keys import Keys
-from xce_nodeagent.upstream.mirror import Change, Mirror
+from xce_nodeagent.upstream.mirror import SETTLE, Change, Mirror
 from xce_nodeagent.upstream.sink import Undelivered
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class _Changed(Struct, frozen=True):
 class Watcher:
     """Follows a fleet. Use it as a context, or `start` and `close` it.
 
-    `grace` is how many seconds a node stays available after its lease ended. `callback` of
+    `grace` is how many seconds a node stays available after its lease ended, `settle` how many a
+    report may take to be whole, `clock` monotonic, `wall` the time of day. `callback` of
     `subscribe` runs in the watcher's own thread, and should be quick.
     """
 
@@ -85,6 +86,7 @@ class Watcher:
         keys: Keys,
         *,
         grace: float = 60.0,
+        settle: float = SETTLE,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
@@ -92,7 +94,7 @@ class Watcher:
         self._client = client
         self._prefix = keys.prefix
         self._read_to = 0  # the last revision that was read; 0: all is to be listed
-        self._mirror = Mirror(keys, grace=grace)
+        self._mirror = Mirror(keys, grace=grace, settle=settle)
         self._clock = clock
         self._wall = wall
         self._random = random or Random()  # noqa: S311  # to spread readers, not to keep a secret
