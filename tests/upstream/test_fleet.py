@@ -76,6 +76,8 @@ def test_the_digest_is_of_reports_and_not_of_liveness(fleet: Fleet) -> None:
         fleet, nodes={**fleet.nodes, name: node.away(since=1.0, available=False)}
     )
     assert asleep.digest == fleet.digest
+    backwards = dict(reversed(list(fleet.nodes.items())))
+    assert structs.replace(fleet, nodes=backwards).digest == fleet.digest
     assert node.head is not None
     other = structs.replace(node, head=structs.replace(node.head, report="0" * 64))
     assert structs.replace(fleet, nodes={**fleet.nodes, name: other}).digest != fleet.digest

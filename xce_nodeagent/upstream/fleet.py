@@ -125,7 +125,7 @@ class Fleet(Struct, frozen=True, kw_only=True, dict=True):
         Liveness is not in it: that is what each reader saw.
         """
         told = hashlib.sha256()
-        for name, node in self.nodes.items():
+        for name, node in sorted(self.nodes.items(), key=lambda item: item[0]):
             report = node.head.report if node.head else ""
             told.update(f"{name}\0{report}\n".encode())
         return told.hexdigest()
