@@ -79,7 +79,7 @@ def figures(size: Size) -> list[Figure]:
 def _measured(size: Size, etcd: etcds.Etcd, agents: swarm.Swarm) -> Iterator[Figure]:
     client = Client([etcd.url], Random(0))  # noqa: S311  # which member comes first
     with Watcher(client, Keys(agents.prefix), grace=PATIENCE) as reader:
-        began = time.monotonic()
+        began, alone = time.monotonic(), etcd.metric("process_resident_memory_bytes")
         agents.start()
         agents.settle()
         yield Figure(
@@ -87,6 +87,11 @@ def _measured(size: Size, etcd: etcds.Etcd, agents: swarm.Swarm) -> Iterator[Fig
             note="all reporters come up at once, with nothing in the store",
         )  # fmt: skip
         _same(agents, reader)
+        grown = etcd.metric("process_resident_memory_bytes") - alone
+        yield Figure(
+            "fleet_start_etcd_bytes_per_node", grown / size.count, "bytes", samples=size.count,
+            note="by which etcd has grown: a connection, a lease, and the keys with their history",
+        )  # fmt: skip
         yield from _quiet(size, etcd, agents)
         yield from _changes(size, etcd, agents, reader)
         yield from _reconnect(size, etcd, agents)
