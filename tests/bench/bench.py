@@ -25,6 +25,7 @@ import discovering
 import figures as fig
 import following
 import hearing
+import linking
 import looking
 import metering
 import processes
@@ -221,6 +222,7 @@ def measure(bench: Bench, place: Place) -> None:
                 " run it as root"
             )
             return
+        events(bench, place)
         if bench.wanted("recovery", "rebuild"):
             with bench.stage("starts with live bindings"):
                 times = bench.sizes.verifications
@@ -280,6 +282,13 @@ def reporting(bench: Bench, place: Place, product: Target, whole: Shape) -> None
         )
         target, note = Target("telling", str(telling.socket), 0), "to a file and a silent receiver"
         bench.beside("reporting", product, target, whole, note)
+
+
+def events(bench: Bench, place: Place) -> None:
+    """Measure from an event to the inventory, through an agent in a network of its own."""
+    if bench.wanted("event_to_inventory"):
+        with bench.stage("from an event to the inventory"):
+            bench.figures += linking.figures(place, PROFILE, bench.sizes.verifications)
 
 
 def verify(bench: Bench, crowded: Agent, home: Path) -> None:

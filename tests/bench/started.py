@@ -231,11 +231,13 @@ def agent(
     library: Mapping[str, str] | None = None,
     extra: Sequence[str] = (),
     again: bool = False,
+    before: Sequence[str] = (),
 ) -> Iterator[Agent]:
     """Run the product, with folders, cgroups and device nodes of its own.
 
     `again`: it may have run before, and finds what it left. `library` are the variables that give
-    it a vendor's library, which may take an hour; `extra` are more lines of the configuration.
+    it a vendor's library, which may take an hour; `extra` are more lines of the configuration;
+    `before` is a program that becomes the agent.
     """
     home = place.folder / f"agent-{name}"
     home.mkdir(exist_ok=again)
@@ -263,6 +265,7 @@ def agent(
         env["PYTHONPATH"] = str(python_path)
     socket, log = home / "run" / "agent.sock", home / "log"
     program = Path(sys.executable).parent / "xce-nodeagent"
-    with running([str(program), "run", "--config", str(config)], log, env) as process:
+    command = [*before, sys.executable, str(program), "run", "--config", str(config)]
+    with running(command, log, env) as process:
         serving(socket, process, log, message("GetInventory"))
         yield Agent(socket, process)

@@ -201,6 +201,36 @@ def test_after_a_storm_the_last_state_is_told_and_no_memory_is_kept(watched) -> 
     watched.until(lambda nic: nic["attributes"]["state"] == "up")
 
 
+def test_jobs_are_served_while_a_storm_goes_on(watched) -> None:
+    """Events come without an end until all jobs have come and gone; and no memory is kept."""
+    before, enough, count = _memory(watched.pid), threading.Event(), 0
+
+    def blow() -> None:
+        nonlocal count
+        path = Path("/sys/bus/pci/devices") / _function() / "uevent"
+        descriptor = os.open(path, os.O_WRONLY)
+        while not enough.is_set() or count < STORM:
+            os.write(descriptor, b"change")
+            count += 1
+        os.close(descriptor)
+
+    storm = threading.Thread(target=blow)
+    storm.start()
+    try:
+        for number in range(20):
+            watched.running.call("Prepare", job=f"storm-{number}")
+            watched.running.call("Release", job=f"storm-{number}")
+    finally:
+        enough.set()
+        storm.join()
+    assert count >= STORM
+    assert _memory(watched.pid) - before < 32 << 20
+    watched.ip("link set nic0 down")
+    watched.until(lambda nic: nic["attributes"]["state"] == "down")
+    watched.ip("link set nic0 up")
+    watched.until(lambda nic: nic["attributes"]["state"] == "up")
+
+
 def _state(watched: Watched) -> str:
     found = watched.running.call("GetInventory")["instances"]
     return next(i for i in found if i["provider"] == "nic")["attributes"]["state"]
