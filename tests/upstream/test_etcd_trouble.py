@@ -8,7 +8,7 @@ import etcds
 import pytest
 import sinks
 from places import place, request
-from sinks import LEASE, eventually, made
+from sinks import LEASE, eventually, made, undelivered
 
 from xce_nodeagent.upstream.sink import Undelivered
 
@@ -164,6 +164,24 @@ def test_a_store_is_away_until_it_answers_though_there_is_nothing_new(own):
     etcd.start()
     assert sink.deliver(same) == 0
     assert there.revision() == revision
+
+
+def test_that_it_is_back_is_not_said_before_it_answered(own):
+    """There is nothing to write, and no lease is due: it is asked all the same."""
+    etcd, there = own
+    sink, report = there.sink(), made("n1", 1, jobs=1)
+    sink.deliver(report)
+    etcd.kill()
+    there.clock.now += LEASE / 3
+    assert "Connection refused" in undelivered(sink.tend).reason
+    for _ in range(3):
+        there.clock.now += 1
+        assert "Connection refused" in fails(sink, report).reason
+    etcd.start()
+    assert sink.deliver(report) == 0
+    asked = sink._client.asked
+    assert sink.deliver(report) == 0
+    assert sink._client.asked == asked
 
 
 def test_a_restart_with_its_data_is_not_even_noticed(own):

@@ -75,6 +75,11 @@ class Name:
         self.revision, self.waiting, self.due = 0, False, math.inf
         self._lease = 0
 
+    def doubt(self) -> None:
+        """Ask for the lease next time, due or not: something failed meanwhile."""
+        if self._lease:
+            self.due = -math.inf
+
     def keep_alive(self) -> None:
         """Begin the lease's time anew, if it is due. Raise LeaseGone."""
         now = self._clock()

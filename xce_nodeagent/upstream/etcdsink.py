@@ -73,6 +73,7 @@ class EtcdSink:
         )
         self._report: Report | None = None
         self._look_at = math.inf
+        self._doubted = False  # something failed, and nothing was heard of the store since
         self._there: dict[bytes, bytes] | None = None  # None: not known
         self._head = 0  # the revision of the head, which each write makes anew; 0: there is none
         self._newest = 0  # the revision of the last write below the node's own prefix
@@ -150,6 +151,9 @@ class EtcdSink:
     def _bring(self, report: Report) -> int:
         for _ in range(TRIES):
             try:
+                # Where nothing is to be written, it has to be asked whether the store is there.
+                if self._doubted:
+                    self._name.doubt()
                 self._name.keep_alive()
                 if not self._name.revision:
                     self._there = None
@@ -159,6 +163,7 @@ class EtcdSink:
             except LeaseGone:
                 written = None
             if written is not None:
+                self._doubted = False
                 return written
             self._lost()
         raise Undelivered(f"{self.where}: the name {report.head.node} changed hands meanwhile")
@@ -250,6 +255,7 @@ class EtcdSink:
             prefix = self._keys.prefix.decode()
             failure = etcdremedy.undelivered(error, prefix=prefix, user=self._user)
             failure.meanwhile = self._name.meanwhile()
+            self._doubted = True
             raise failure from None
         except Undelivered as failure:
             failure.meanwhile = self._name.meanwhile()
