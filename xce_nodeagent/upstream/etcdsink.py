@@ -151,7 +151,7 @@ class EtcdSink:
     def _bring(self, report: Report) -> int:
         for _ in range(TRIES):
             try:
-                # Where nothing is to be written, it has to be asked whether the store is there.
+                # The lease may have ended meanwhile, and nothing that is written would tell.
                 if self._doubted:
                     self._name.doubt()
                 self._name.keep_alive()
