@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from xce_nodeagent.model.declared import SIZE_LIMIT
 from xce_nodeagent.privileged.channel import Violation
 from xce_nodeagent.privileged.ops import Report, Reported
-from xce_nodeagent.privileged.runner import ENVIRONMENT, Runner
+from xce_nodeagent.privileged.runner import ENVIRONMENT, PROCESSES, Runner
 
 RUN = """
 import os, sys
@@ -26,6 +27,16 @@ runner = Runner(program, patience=float(patience), owners={0, os.geteuid()})
 answer = runner.handle(Report(), ())
 print((answer.state, answer.reason, answer.output))
 """
+
+
+BOMBER = 61731  # a user that nobody else is
+AS_BOMBER = f"""
+import os
+from xce_nodeagent.privileged import ops, runner
+os.setgroups([])
+os.setresgid({BOMBER}, {BOMBER}, {BOMBER})
+os.setresuid({BOMBER}, {BOMBER}, {BOMBER})
+{RUN}"""
 
 
 @pytest.fixture
@@ -92,6 +103,39 @@ def test_what_it_leaves_behind_is_killed(run, tmp_path):
     found = run(f"setsid sleep 1000 & echo $! >{pids}; sleep 1000 & echo $! >>{pids}; echo hello")
     assert found == Reported("found", "", b"hello\n")
     _expect_ended(pids)
+
+
+@pytest.mark.needs("root")
+def test_one_that_only_multiplies_comes_to_an_end():
+    """Each starts others as fast as it can: there is a limit, and none is left in the end."""
+    with tempfile.TemporaryDirectory(prefix="xce-test-") as folder:  # where anybody comes
+        Path(folder).chmod(0o755)
+        program = Path(folder, "probe")
+        program.write_text(
+            '#!/bin/sh\n[ "$1" ] || { "$0" more & sleep 1000; }\nwhile :; do "$0" more & done\n',
+            "utf-8",
+        )
+        program.chmod(0o755)
+        command = [sys.executable, "-c", AS_BOMBER, "1.0", str(program)]
+        most = 0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            while running.poll() is None:
+                most = max(most, len(_bombers()))
+            assert running.stdout is not None
+            assert "it did not end within 1 s, and was killed" in running.stdout.read()
+    assert PROCESSES // 4 < most <= PROCESSES + 8
+    assert not _bombers()
+
+
+def _bombers() -> list[Path]:
+    return [one for one in Path("/proc").glob("[0-9]*") if _belongs(one, BOMBER)]
+
+
+def _belongs(process: Path, user: int) -> bool:
+    try:
+        return process.stat().st_uid == user
+    except OSError:
+        return False
 
 
 def _expect_ended(pids: Path) -> None:

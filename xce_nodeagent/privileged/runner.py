@@ -4,6 +4,11 @@ It is another user by then, and takes no command: the request has no argument. W
 is its own affair, so it has a time, a limit on what it prints, and no descriptor of ours; when it
 has ended, or its time has, whatever it started is killed. Nothing that it prints is looked into
 here.
+
+It may start so many processes and no more, so that one that only multiplies comes to an end. The
+kernel counts them by user (setrlimit(2), RLIMIT_NPROC), and none of root's: what that user has
+already is added. All are stopped before the first is killed, because what is stopped starts
+nothing, and keeps its place in the count.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import select
 import signal
 import stat
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from xce_nodeagent.host import trust
 from xce_nodeagent.model.declared import SIZE_LIMIT
@@ -31,8 +36,11 @@ ENVIRONMENT = {
 }
 """All that the program has of an environment."""
 
-KILL_SECONDS = 1.0
-"""How long those are waited for who were killed; what hangs in the kernel is left to it."""
+KILL_SECONDS = 2.0
+"""How long all are stopped, and then waited for; what hangs in the kernel is left to it."""
+
+PROCESSES = 256
+"""Processes and threads that the program may have at once."""
 
 _ERRORS_LIMIT = 4096  # bytes of stderr, of which the first line is told
 _SHOWN = 200
@@ -88,9 +96,10 @@ class Runner:
         """Give what went wrong, and what it printed."""
         with contextlib.ExitStack() as stack:
             out, errors = (_pipe(stack) for _ in range(2))
+            most = _tasks() + PROCESSES
             pid = os.fork()
             if pid == 0:
-                _become(self._program, out[1], errors[1])
+                _become(self._program, out[1], errors[1], most)
             for _, end in (out, errors):
                 os.close(end)
             child = os.pidfd_open(pid)
@@ -158,14 +167,27 @@ def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
     return reading, writing
 
 
-def _become(program: Sequence[str], out: int, errors: int) -> None:
-    """Be the program; never return."""
+def _tasks() -> int:
+    """Count what our user has: the kernel's limit is one for all of them."""
+    count = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # they come and go
+            if os.stat(f"/proc/{name}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
+def _become(program: Sequence[str], out: int, errors: int, most: int) -> None:
+    """Be the program, of a user that has so many processes at most; never return."""
     try:
         die_with_parent(os.getppid(), signal.SIGKILL)
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        allowed = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
         os.chdir("/")
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(out, 1)
@@ -181,19 +203,32 @@ def _become(program: Sequence[str], out: int, errors: int) -> None:
 def _end_all() -> None:
     """Kill every process below ours, and wait for it; new ones may come while we look."""
     until = time.monotonic() + KILL_SECONDS
+    stopped: set[int] = set()
+    while (more := set(_below("self")) - stopped) and time.monotonic() < until:
+        _signal(more, signal.SIGSTOP)
+        stopped |= more
+    until = time.monotonic() + KILL_SECONDS
     while time.monotonic() < until:
-        for pid in _children():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _signal(_below("self"), signal.SIGKILL)
         try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.002)  # they are on their way
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
+        time.sleep(0.002)  # they are on their way
 
 
-def _children() -> Iterator[int]:
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _below(process: int | str) -> Iterator[int]:
+    """Give the processes that one has started, and those that these have."""
     with contextlib.suppress(OSError):
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-                yield from map(int, file.read().split())
+        for task in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{task}/children", encoding="ascii") as file:
+                for child in map(int, file.read().split()):
+                    yield child
+                    yield from _below(child)
