@@ -1,7 +1,7 @@
 """The names of the keys in etcd, and back. Pure.
 
     PREFIX node/NODE/ENTRY      an entry of a node's report
-    PREFIX shape/SHA256         what hosts of one kind share; written once, deleted by nobody
+    PREFIX shape/SHA256         what hosts of one kind share; written once, by who has it first
     PREFIX live/NODE            who reports this node now; ends with its lease
     PREFIX rival/NODE/AGENT     another living agent that claims the node; ends with its lease
 
@@ -19,7 +19,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from msgspec import Struct
 
-PREFIX = "/xce/v1/"
+from xce_nodeagent.model.upstream import PREFIX
 
 _PLAIN = re.compile(rb"[A-Za-z0-9._-]*")
 _HEX = frozenset(string.hexdigits.lower())
