@@ -8,9 +8,9 @@ import threading
 import pytest
 from states import after, binding, chance, scanned
 
+from xce_nodeagent.upstream.backoff import CAP_SECONDS, HOPELESS_SECONDS, WISH_SECONDS, Backoff
 from xce_nodeagent.upstream.delivery import APART_MOST, Delivery
 from xce_nodeagent.upstream.newest import Newest
-from xce_nodeagent.upstream.pace import CAP_SECONDS, HOPELESS_SECONDS, WISH_SECONDS, Pace
 from xce_nodeagent.upstream.report import Series
 from xce_nodeagent.upstream.sink import Undelivered
 
@@ -199,7 +199,7 @@ def test_an_outage_is_logged_once_and_its_end(newest, clock, caplog):
 
 def test_the_pace_has_full_jitter_a_limit_and_begins_anew():
     limits = [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
-    paces = [Pace(chance(seed)) for seed in range(500)]
+    paces = [Backoff(chance(seed)) for seed in range(500)]
     for limit in limits:
         told = [pace.failed() for pace in paces]
         assert 0 <= min(told) < limit * 0.02
@@ -211,7 +211,7 @@ def test_the_pace_has_full_jitter_a_limit_and_begins_anew():
 
 
 def test_hopeless_is_seldom_and_a_wish_is_obeyed_within_limits():
-    pace = Pace(chance(1))
+    pace = Backoff(chance(1))
     assert all(CAP_SECONDS <= pace.failed(hopeless=True) <= HOPELESS_SECONDS for _ in range(50))
     pace.succeeded()
     assert 30.0 <= pace.failed(after=30.0) <= 30.5

@@ -320,4 +320,6 @@ def test_a_receiver_whose_certificate_is_wrong_gets_nothing(authority, reports, 
 def test_plain_http_to_another_host_is_noted():
     assert sink("http://127.0.0.1:1/").note == ""
     assert "in plain" in sink("http://master:80/").note
+    assert "in plain" in sink("http://127.0.0.1.example.org/").note
+    assert sink("http://[::1]:80/").note == ""
     assert sink("https://master/").note == ""

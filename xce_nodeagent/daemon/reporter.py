@@ -16,9 +16,9 @@ from random import Random
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.daemon.agentid import agent_id
 from xce_nodeagent.daemon.survey import Survey
+from xce_nodeagent.upstream.backoff import CAP_SECONDS
 from xce_nodeagent.upstream.delivery import Delivery, Status
 from xce_nodeagent.upstream.newest import Newest
-from xce_nodeagent.upstream.pace import CAP_SECONDS
 from xce_nodeagent.upstream.report import Series
 from xce_nodeagent.upstream.sink import Sink
 

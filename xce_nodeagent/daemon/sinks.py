@@ -45,9 +45,9 @@ def _configured(
 
         yield HttpSink(config.upstream_http, Random(), program=program)  # noqa: S311  # for jitter
     if config.upstream_etcd.endpoints:
-        from xce_nodeagent.upstream import store  # noqa: PLC0415  # see above
+        from xce_nodeagent.upstream import etcdstore  # noqa: PLC0415  # see above
 
-        yield store.sink(config.upstream_etcd, Random(), renew=renew)  # noqa: S311  # the same
+        yield etcdstore.sink(config.upstream_etcd, Random(), renew=renew)  # noqa: S311  # the same
 
 
 def prepare(config: Config) -> None:

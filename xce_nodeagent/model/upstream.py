@@ -45,6 +45,8 @@ class UpstreamHttpConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _pair(self.cert, self.key)
+        if not self.url and any((self.token_file, self.ca, self.cert)):
+            raise Fault("url is missing: token_file, ca and cert are of no use without")
         _encrypted((self.url,), tls=(self.ca, self.cert), secret=self.token_file)
 
 
@@ -67,9 +69,11 @@ class UpstreamEtcdConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _pair(self.cert, self.key)
-        _encrypted(self.endpoints, tls=(self.ca, self.cert), secret=self.password_file)
         if bool(self.user) != bool(self.password_file):
             raise Fault("expected both of user and password_file, or neither")
+        if not self.endpoints and any((self.user, self.ca, self.cert)):
+            raise Fault("endpoints are missing: user, ca and cert are of no use without")
+        _encrypted(self.endpoints, tls=(self.ca, self.cert), secret=self.password_file)
 
 
 class MetricsConfig(Struct, frozen=True, kw_only=True):
@@ -219,20 +223,26 @@ def _pair(cert: str, key: str) -> None:
         raise Fault("expected both of cert and key, or neither")
 
 
-def is_local(host: str) -> bool:
-    """Say whether what goes to a host stays on this one."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+def in_plain(url: str) -> bool:
+    """Say whether what goes to a URL can be read on its way to another host.
+
+    Of names `localhost` alone is this one; `127.example.org` is anybody's.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    return parts.scheme == "http" and not local
 
 
 def _encrypted(urls: Iterable[str], *, tls: Iterable[str], secret: str) -> None:
     """Refuse keys that plain HTTP has no use for, and a secret that all on the way could read."""
     for one in urls:
-        parts = urlsplit(one)
-        if parts.scheme == "https":
-            continue
-        if any(tls):
+        if any(tls) and urlsplit(one).scheme != "https":
             raise Fault(f"ca, cert and key are for https, and {one} is plain")
-        if secret and not is_local(parts.hostname or ""):
+        if secret and in_plain(one):
             raise Fault(f"expected https: to {one} what {secret} has would go in plain")
 
 

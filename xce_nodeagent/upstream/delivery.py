@@ -1,7 +1,8 @@
 """Delivery: brings the newest report to one sink, from a thread of its own.
 
-A sink that hangs holds its own thread and nothing else. What failed is tried again with the pace of
-`pace.py`, with the report that is the newest then; what was not delivered meanwhile is skipped.
+A sink that hangs holds its own thread and nothing else. What failed is tried again after the waits
+of `backoff.py`, with the report that is the newest then; what was not delivered meanwhile is
+skipped.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from random import Random
 
 from msgspec import Struct, structs
 
+from xce_nodeagent.upstream.backoff import CAP_SECONDS, Backoff
 from xce_nodeagent.upstream.newest import Newest
-from xce_nodeagent.upstream.pace import CAP_SECONDS, Pace
 from xce_nodeagent.upstream.report import Report
 from xce_nodeagent.upstream.sink import Sink, Undelivered
 
@@ -75,7 +76,7 @@ class Delivery:
     ) -> None:
         self._sink = sink
         self._newest = newest
-        self._pace = Pace(random, cap)
+        self._backoff = Backoff(random, cap)
         self._clock = clock
         self._wall = wall
         self._status = Status(kind=sink.kind, where=sink.where)
@@ -121,7 +122,7 @@ class Delivery:
             pause = self.step()
             self._bell.wait(None if pause == math.inf else min(pause, threading.TIMEOUT_MAX))
             self._bell.clear()
-        if not self._pace.failures:
+        if not self._backoff.failures:
             self._earliest = -math.inf
             self.step()
         self._sink.close()
@@ -177,7 +178,7 @@ class Delivery:
 
     def _failed(self, failure: Undelivered) -> None:
         before = self._status
-        self._retry = self._clock() + self._pace.failed(
+        self._retry = self._clock() + self._backoff.failed(
             hopeless=failure.hopeless, after=failure.after
         )
         # What is there is not known any more: the newest goes there again, whatever was delivered.
@@ -199,4 +200,4 @@ class Delivery:
         if self._status.failing:
             log.info("the node is reported to %s again", self._sink.where)
             self._status = structs.replace(self._status, failing=0.0, reason="", remedy="")
-        self._pace.succeeded()
+        self._backoff.succeeded()

@@ -18,7 +18,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from xce_nodeagent.model.name import printable
-from xce_nodeagent.model.upstream import UpstreamHttpConfig, is_local
+from xce_nodeagent.model.upstream import UpstreamHttpConfig, in_plain
 from xce_nodeagent.upstream import body, secret
 from xce_nodeagent.upstream.noanswer import NoAnswer
 from xce_nodeagent.upstream.report import Report
@@ -66,8 +66,7 @@ class HttpSink:
         )
         # What stands in the query may be a secret.
         self.where = f"{self._connection.address}{parts.path}"
-        plain = parts.scheme == "http" and not is_local(parts.hostname or "")
-        self.note = PLAIN if plain else ""
+        self.note = PLAIN if in_plain(config.url) else ""
         self._token = Path(config.token_file) if config.token_file else None
         self._full_seconds = config.full_seconds or math.inf
         self._random = random

@@ -22,11 +22,11 @@ from xce_nodeagent.model.setting import Fault
 from xce_nodeagent.model.upstream import ATTRIBUTE, FleetConfig, UpstreamEtcdConfig
 from xce_nodeagent.upstream import etcderror
 from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.etcdstore import client
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.mirror import Mirror
 from xce_nodeagent.upstream.sink import Undelivered
-from xce_nodeagent.upstream.store import client
 from xce_nodeagent.upstream.watcher import State, Watcher
 
 _LOOK = 0.25  # seconds between two looks whether the store is away

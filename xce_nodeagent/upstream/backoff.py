@@ -16,7 +16,7 @@ WISH_SECONDS = 600.0
 """How long the other side may have itself left alone at most."""
 
 
-class Pace:
+class Backoff:
     """Counts failures in a row. `cap` is the limit that does not grow any more, in seconds."""
 
     def __init__(self, random: Random, cap: float = CAP_SECONDS) -> None:

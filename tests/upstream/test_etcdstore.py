@@ -8,7 +8,7 @@ from etcds import running
 from sinks import made, undelivered
 
 from xce_nodeagent.model.upstream import UpstreamEtcdConfig
-from xce_nodeagent.upstream import store
+from xce_nodeagent.upstream import etcdstore
 
 
 @pytest.mark.parametrize(
@@ -16,15 +16,22 @@ from xce_nodeagent.upstream import store
     [("", set()), ("a5", {0xA5}), ("14841639068965178418", {14841639068965178418})],
 )
 def test_a_clusters_id_in_either_notation(told, ids):
-    assert store.cluster(told) >= ids
-    assert bool(store.cluster(told)) == bool(ids)
+    assert etcdstore.cluster(told) >= ids
+    assert bool(etcdstore.cluster(told)) == bool(ids)
 
 
 @pytest.mark.parametrize(
-    ("url", "told"), [("http://127.0.0.1:1", ""), ("https://h:1", ""), ("http://h:1", store.PLAIN)]
+    ("url", "told"),
+    [
+        ("http://127.0.0.1:1", ""),
+        ("https://h:1", ""),
+        ("http://h:1", etcdstore.PLAIN),
+        ("http://127.0.0.2:1", ""),
+        ("http://127.evil.example:1", etcdstore.PLAIN),
+    ],
 )
 def test_plain_http_to_another_host_is_told(url, told, chance):
-    sink = store.sink(UpstreamEtcdConfig(endpoints=("http://localhost:1", url)), chance)
+    sink = etcdstore.sink(UpstreamEtcdConfig(endpoints=("http://localhost:1", url)), chance)
     assert sink.note == told
     assert sink.where == f"http://localhost:1,{url}/xce/v1/"
 
@@ -43,7 +50,7 @@ def test_a_password_is_read_when_it_is_wanted(tmp_path, chance):
         etcd.ctl("user", "add", "root:secret")
         etcd.ctl("user", "grant-role", "root", "root")
         etcd.ctl("auth", "enable")
-        sink = store.sink(config, chance)
+        sink = etcdstore.sink(config, chance)
         for mode, word, why in (
             (None, "", "No such file"),
             (0o644, "secret", "everybody can get at the secret"),
@@ -60,6 +67,6 @@ def test_a_password_is_read_when_it_is_wanted(tmp_path, chance):
         sink.deliver(made("n1"))
         sink.close()
         other = UpstreamEtcdConfig(endpoints=(etcd.url,), cluster_id="abc")
-        sink = store.sink(other, chance)
+        sink = etcdstore.sink(other, chance)
         assert "names another" in undelivered(lambda: sink.deliver(made("n1"))).reason
         sink.close()

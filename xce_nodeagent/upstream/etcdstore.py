@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from urllib.parse import urlsplit
 
-from xce_nodeagent.model.upstream import UpstreamEtcdConfig, is_local
+from xce_nodeagent.model.upstream import UpstreamEtcdConfig, in_plain
 from xce_nodeagent.upstream import secret
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdsink import EtcdSink
@@ -36,16 +35,12 @@ def sink(
     renew: Callable[[], Sequence[str]] | None = None,
 ) -> EtcdSink:
     """Make a sink; `renew` gives the endpoints as the configuration file has them then."""
-    plain = any(
-        parts.scheme == "http" and not is_local(parts.hostname or "")
-        for parts in map(urlsplit, config.endpoints)
-    )
     return EtcdSink(
         client(config, random),
         Keys(config.prefix),
         lease_seconds=config.lease_seconds,
         user=config.user,
-        remark=PLAIN if plain else "",
+        remark=PLAIN if any(map(in_plain, config.endpoints)) else "",
         renew=renew,
     )
 
