@@ -15,7 +15,7 @@ import etcds
 import fleets
 from filled import filled as filled_store
 
-from xce_nodeagent.cli.fleet.reading import Reading
+from xce_nodeagent.cli.fleet.survey import Survey
 from xce_nodeagent.cli.fleet.view import FleetView, summary
 
 EVIL = (
@@ -39,13 +39,13 @@ def fleet():
 @pytest.fixture(scope="session")
 def view(fleet) -> FleetView:
     """The same as it is shown."""
-    return Reading(block).view(fleet)
+    return Survey(block).view(fleet)
 
 
 @pytest.fixture(scope="session")
 def small() -> FleetView:
     """A rack: sixteen nodes, of which one is unhealthy, and one drained."""
-    return Reading(block).view(fleets.fleet(16))
+    return Survey(block).view(fleets.fleet(16))
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,10 @@ def guarded(tmp_path_factory):
                 f"user add root:{SECRET}", "role add root", "user grant-role root root",
                 f"user add reader:{SECRET}", "role add reader",
                 f"role grant-permission --prefix=true reader read {store.prefix}",
-                "user grant-role reader reader", "auth enable",
+                "user grant-role reader reader",
+                f"user add lookout:{SECRET}", "role add lookout",
+                f"role grant-permission --prefix=true lookout read {store.prefix}live/",
+                "user grant-role lookout lookout", "auth enable",
             ):  # fmt: skip
                 etcd.ctl(*line.split())
             yield store
@@ -52,6 +55,17 @@ def test_who_may_read_sees_the_fleet_and_forgets_nothing(guarded, tmp_path, capf
     assert "needs a role with the right to read (for --forget, to write) what is below" in told.err
     assert asked(guarded, tmp_path, "root", "--forget", "--yes", fleets.name(17)) == 0
     assert f"{fleets.name(17)}: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("how", [(), ("--watch", "--json"), ("--watch", "--deadline", "5")])
+def test_who_may_read_no_more_than_signs_of_life_is_told_at_once(
+    guarded, tmp_path, capfd, how: tuple[str, ...]
+) -> None:
+    assert asked(guarded, tmp_path, "lookout", *how) == 75
+    told = capfd.readouterr().err
+    assert "permission denied" in told
+    assert "needs a role with the right to read" in told
+    assert f"what is below {guarded.prefix}" in told
 
 
 @pytest.mark.parametrize(("user", "secret"), [("", ""), ("reader", "wrong"), ("nobody", SECRET)])

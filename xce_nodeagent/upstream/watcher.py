@@ -20,8 +20,9 @@ from typing import Literal, Self
 
 from msgspec import Struct, structs
 
-from xce_nodeagent.upstream import etcderror, etcdwatch
+from xce_nodeagent.upstream import etcderror, etcdremedy, etcdwatch
 from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.etcdremedy import Asker
 from xce_nodeagent.upstream.etcdwire import Event
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.keys import Keys
@@ -45,13 +46,15 @@ class State(Struct, frozen=True, kw_only=True):
 
     `since` is when that began, `heard` when the store last said that there is nothing newer (every
     20 s where nothing changes), in seconds since the epoch. `reason` says what is wrong while the
-    store is `away`. `lists` counts how often all was read, `changes` what came after.
+    store is `away`, `remedy` what helps. `lists` counts how often all was read, `changes` what
+    came after.
     """
 
     phase: Phase = "reading"
     since: float = 0.0
     heard: float = 0.0
     reason: str = ""
+    remedy: str = ""
     revision: int = 0
     lists: int = 0
     changes: int = 0
@@ -204,7 +207,7 @@ class Watcher:
                     return
                 if self._state.phase != "away":
                     _log.warning("fleet: the store is away: %s", error.reason)
-                self._enter("away", error.reason)
+                self._enter("away", error.reason, self._remedy(error))
             except Exception as error:  # noqa: BLE001  # a thread that ends would be no reader any more
                 _log.exception("fleet: a fault of this program; all is read again")
                 self._read_to = 0
@@ -213,6 +216,11 @@ class Watcher:
                 pause = _BACKOFF[0]
             self._rest(self._random.uniform(0, pause))  # full jitter: many readers spread
             pause = min(2 * pause, _BACKOFF[1])
+
+    def _remedy(self, error: etcderror.EtcdError | Undelivered) -> str:
+        if isinstance(error, Undelivered):
+            return error.remedy
+        return etcdremedy.remedy(error, Asker(reads=True, prefix=self._prefix.decode()))
 
     def _follow(self) -> None:
         """Read all, where that is needed, and then what changes, until the store ends it."""
@@ -245,7 +253,9 @@ class Watcher:
             self._waiting += count
             self._condition.notify_all()
 
-    def _enter(self, phase: Phase, reason: str = "", *, heard: bool = False) -> None:
+    def _enter(
+        self, phase: Phase, reason: str = "", remedy: str = "", *, heard: bool = False
+    ) -> None:
         with self._condition:
             before, wall = self._state, self._wall()
             self._state = structs.replace(
@@ -254,6 +264,7 @@ class Watcher:
                 since=before.since if before.phase == phase else wall,
                 heard=wall if heard else before.heard,
                 reason=reason,
+                remedy=remedy,
             )
             if before.phase != phase:
                 self._condition.notify_all()

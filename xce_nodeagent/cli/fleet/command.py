@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xce_nodeagent.cli.fleet.order import Wanted
-    from xce_nodeagent.cli.fleet.store import Followed, Settings, Store
+    from xce_nodeagent.cli.fleet.settings import Settings
+    from xce_nodeagent.cli.fleet.store import Followed, Store
     from xce_nodeagent.cli.fleet.table import Page
     from xce_nodeagent.cli.fleet.view import FleetView, NodeView
 
@@ -151,13 +152,14 @@ def fleet(  # noqa: PLR0917  # click gives them by name
         raise click.UsageError("--forget is for NODEs, and shows nothing")
     from xce_nodeagent.cli.fleet import store as stores  # noqa: PLC0415  # only this command needs it
     from xce_nodeagent.cli.fleet.order import Wanted  # noqa: PLC0415  # the same
+    from xce_nodeagent.cli.fleet.settings import settings as configured  # noqa: PLC0415  # the same
 
     globs = tuple(name for name in names if _GLOB & set(name))
     full = tuple(name for name in names if name not in globs)
     if full and watch:
         globs, full = names, ()
     wanted = Wanted(unhealthy=unhealthy, stale=stale, free=tuple(free), names=globs, blocks=blocks)
-    settings = stores.settings(os.environ, config, endpoints)
+    settings = configured(os.environ, config, endpoints)
     if forget:
         if globs:
             raise click.UsageError("--forget takes names of nodes, no patterns")
@@ -265,7 +267,7 @@ def _watch(
 ) -> None:
     from xce_nodeagent.cli.fleet import follow  # noqa: PLC0415  # rich takes its time
 
-    every = follow.views(store, store.reading)
+    every = follow.views(store, store.survey)
     if page().lines is None or session.json:
         follow.tell(every, chosen, session.show, as_json=session.json)
     else:

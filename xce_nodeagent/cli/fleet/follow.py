@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from xce_nodeagent.cli.fleet.order import shape
-from xce_nodeagent.cli.fleet.reading import Reading
+from xce_nodeagent.cli.fleet.survey import Survey
 from xce_nodeagent.cli.fleet.table import Page, styled, table
 from xce_nodeagent.cli.fleet.view import FleetView, NodeView, added, counted, told_of
 from xce_nodeagent.upstream.fleet import Fleet
@@ -41,12 +41,12 @@ Chosen = Callable[[FleetView], tuple[NodeView, ...]]
 """Gives the nodes that are wanted, in their order."""
 
 
-def views(source: Source, reading: Reading) -> Iterator[FleetView]:
+def views(source: Source, survey: Survey) -> Iterator[FleetView]:
     """Give the fleet each time that it is another, and now and then when it is not."""
     before: tuple[Fleet, str] | None = None
     while True:
         before = source.next(before, _AGING)
-        yield reading.view(*before)
+        yield survey.view(*before)
         time.sleep(SPACING)
 
 

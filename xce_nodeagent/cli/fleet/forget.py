@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from xce_nodeagent.cli.fleet.store import Settings, asking
+from xce_nodeagent.cli.fleet.access import asking
+from xce_nodeagent.cli.fleet.settings import Settings
 from xce_nodeagent.errors import BadRequest, Conflict, Upstream
 from xce_nodeagent.upstream import claim, keys
 from xce_nodeagent.upstream.etcd import Client

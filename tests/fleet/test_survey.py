@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from xce_nodeagent.cli.fleet.reading import Reading
+from xce_nodeagent.cli.fleet.survey import Survey
 from xce_nodeagent.cli.fleet.view import STATES, WORST, Tally, added, natural
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.shape import State
 
 
 def shown(node: Node):
-    return Reading(lambda *_: "").view(Fleet(nodes={node.name: node})).nodes[0]
+    return Survey(lambda *_: "").view(Fleet(nodes={node.name: node})).nodes[0]
 
 
 def test_the_numbers_add_up_and_are_those_of_the_reader(fleet, view) -> None:
@@ -82,12 +82,12 @@ def test_a_sick_card_and_a_held_one_have_letters_of_their_own() -> None:
 
 
 def test_what_did_not_change_is_not_made_again(fleet) -> None:
-    reading = Reading(lambda *_: "")
-    first = reading.view(fleet)
+    survey = Survey(lambda *_: "")
+    first = survey.view(fleet)
     name = fleets.name(3)
     changed = structs.replace(fleet.nodes[name], states={"x": State(drained=True)})
     other = structs.replace(fleet, nodes={**fleet.nodes, name: changed})
-    second = reading.view(other, "the store is away")
+    second = survey.view(other, "the store is away")
     same = [one is two for one, two in zip(first.nodes, second.nodes, strict=True)]
     assert same.count(False) == 1
     assert second.outdated == "the store is away"
@@ -129,7 +129,7 @@ def test_what_others_wrote_is_cut_and_shown_and_not_obeyed() -> None:
     evil = "\x1b]0;x\x07" + "y" * 5000
     node = structs.replace(next(fleets.nodes(6)), faults=(evil,))
     states = {"GPU": State(healthy=False, reason=evil)}
-    view = Reading(lambda *_: evil).view(
+    view = Survey(lambda *_: evil).view(
         Fleet(nodes={"n": structs.replace(node, states=states)}, faults=(evil,)), evil
     )
     told = msgspec.json.encode(view).decode()

@@ -7,11 +7,11 @@ not looked at again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct, structs
 
+from xce_nodeagent.cli.fleet.block import Block
 from xce_nodeagent.cli.fleet.view import (
     WORST,
     FleetView,
@@ -31,10 +31,6 @@ from xce_nodeagent.upstream.shape import USUAL, Shape, State
 _COMPUTING = ("gpu", "accelerator")
 _PARTS = ("mig", "mps")
 
-Block = Callable[[str, Mapping[str, Any]], str]
-"""Gives a node's switch block from its name and its host's attributes; empty where none is told."""
-
-
 _LONGEST = 400  # letters of anything that a node tells: the rest is rubbish
 
 
@@ -53,7 +49,7 @@ class _Row(Struct, frozen=True):
     cut: bool
 
 
-class Reading:
+class Survey:
     """Makes views of one fleet after the other."""
 
     def __init__(self, block: Block) -> None:
