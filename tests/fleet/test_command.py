@@ -65,7 +65,8 @@ def test_json_is_as_its_schema_says_and_has_no_environment(filled, run) -> None:
     assert value["schema"] == "xce.fleet/v1"
     assert [node["name"] for node in value["nodes"]] == [fleets.name(at) for at in range(COUNT)]
     assert value["summary"]["nodes"] == {
-        "total": COUNT, "available": 19, "unavailable": 1, "faulty": 0, "unhealthy": 1,
+        "total": COUNT, "available": 19, "unavailable": 1, "faulty": 0,
+        "two_agents": 0, "unhealthy": 1,
     }  # fmt: skip
     node = value["nodes"][2]
     assert [one["job"] for one in node["jobs"]] == ["1002.0", "1002.1"]

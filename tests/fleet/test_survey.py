@@ -9,6 +9,7 @@ from msgspec import structs
 
 from xce_nodeagent.cli.fleet.survey import Survey
 from xce_nodeagent.cli.fleet.view import STATES, WORST, Tally, added, natural
+from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.shape import State
 
@@ -47,11 +48,12 @@ def test_states_of_nodes_are_the_worst_of_what_they_are(view) -> None:
     assert states[fleets.name(11)] == "drained"
     assert states[fleets.name(17)] == "stale"
     one = next(fleets.nodes(1))
-    for faults, word in (
-        (("who has the name: two agents claim it: a has it, b would",), "two agents"),
-        (("head: number -1 is negative",), "faulty"),
-    ):
-        assert shown(structs.replace(one, faults=faults)).state == word
+    for fault in ("head: number -1 is negative", "binding/two agents/1: it is of job 'x'"):
+        assert shown(structs.replace(one, faults=(fault,))).state == "faulty"
+    rival = Live(agent="other", boot_id="b2", node=one.name)
+    twin = structs.replace(one, rivals=(rival,))
+    assert (shown(twin).state, shown(twin).rivals) == ("two agents", ("agent other (boot b2)",))
+    assert shown(structs.replace(twin, faults=("x",))).state == "faulty"
     assert shown(Node(name="x", faults=("there is no head",))).state == "unreadable"
     gone = structs.replace(one, available=False)
     assert shown(structs.replace(gone, shape=None, faults=("no shape",))).state == "unreadable"

@@ -14,6 +14,7 @@ from xce_nodeagent import placement
 from xce_nodeagent.errors import BadRequest, NeverFits, NoFitNow
 from xce_nodeagent.model.request import parse
 from xce_nodeagent.upstream.assignment import AWAY, DOUBTED, assign, fits
+from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet
 from xce_nodeagent.upstream.reading import unavailable
 
@@ -31,6 +32,15 @@ def test_the_node_with_the_fewest_left_over_is_taken(fleet: Fleet) -> None:
     assert left == sorted(left)
     assert left[0] == 0
     assert assign(fleet, parse("rusage[gpu=4]")).node == found.nodes[0].name
+
+
+def test_a_node_whose_name_another_agent_claims_gets_jobs(fleet: Fleet) -> None:
+    """It is fenced by its lease; a clone that boots somewhere costs no node."""
+    name = assign(fleet, parse("rusage[gpu=4]")).node
+    rival = Live(agent="clone", boot_id="b2", node=name)
+    twin = structs.replace(fleet.nodes[name], rivals=(rival,))
+    there = structs.replace(fleet, nodes={**fleet.nodes, name: twin})
+    assert assign(there, parse("rusage[gpu=4]")) == assign(fleet, parse("rusage[gpu=4]"))
 
 
 def test_who_needs_no_card_takes_none_away(fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ from msgspec import structs
 from reader import GRACE, KEYS, NODES, Reader, entry, live, node, state
 
 from xce_nodeagent.upstream import packing
-from xce_nodeagent.upstream.mirror import MOST_ENTRIES, SETTLE, Change, Mirror
+from xce_nodeagent.upstream.mirror import MOST_ENTRIES, MOST_RIVALS, SETTLE, Change, Mirror
 from xce_nodeagent.upstream.report import Head, digest
 
 
@@ -96,14 +96,38 @@ def test_an_instance_that_two_bindings_hold_is_told() -> None:
     assert any("held by job" in fault and "thief" in fault for fault in found.faults)
 
 
-def test_two_agents_of_one_name_are_told() -> None:
+def test_two_agents_of_one_name_are_told_and_who_has_it_gets_jobs() -> None:
     reader = Reader(state())
     rival = KEYS.rival(fleets.name(6), "other-agent")
     found = node(reader.put(rival, live(6, agent="other-agent"), 5), 6)
-    assert found.faults == (
-        f"who has the name: two agents claim it: {fleets.agent(6)} has it, other-agent would",
+    assert (found.faults, found.eligible) == ((), True)
+    assert [one.agent for one in found.rivals] == ["other-agent"]
+    # A copy of its state folder on another host has its id; its own claim is no rival's.
+    twin = KEYS.rival(fleets.name(6), fleets.agent(6))
+    found = node(reader.put(twin, live(6, boot_id="another"), 5), 6)
+    assert "another" in {one.boot_id for one in found.rivals}
+    found = node(reader.put(twin, live(6), 5), 6)
+    assert [one.agent for one in found.rivals] == ["other-agent"]
+    found = node(reader.put(rival, b"rubbish", 5), 6)
+    assert [(one.agent, one.boot_id) for one in found.rivals] == [("other-agent", "")]
+    reader.take(*((KEYS.rival(fleets.name(6), f"r{at}"), b"", 5) for at in range(99)))
+    assert len(node(reader.fleet(), 6).rivals) <= MOST_RIVALS
+    without = [(KEYS.rival(fleets.name(6), f"r{at}"), None, 0) for at in range(99)]
+    assert node(reader.take((rival, None, 0), (twin, None, 0), *without), 6).rivals == ()
+
+
+def test_a_fault_of_a_report_is_one_whatever_its_words_are() -> None:
+    """Here they begin as those of a fault of who has the name do."""
+    reader = Reader(state())
+    held = node(reader.fleet(), 34).bindings[0]
+    for job in ("one", "two"):
+        thing = "who has the name: nobody"
+        told = structs.replace(held, job=job, attempt="1", instances=(thing,), excluded=())
+        reader.put(entry(34, f"binding/{job}/1"), packing.pack(told))
+    assert any(
+        f"{thing} is held by" in one
+        for one in reader.fleet(later=SETTLE + 1).nodes[fleets.name(34)].faults
     )
-    assert node(reader.take((rival, None, 0)), 6).eligible
 
 
 @pytest.mark.parametrize(

@@ -137,11 +137,9 @@ def test_two_agents_of_one_name_are_told_and_neither_flaps(etcd, keys: Keys) -> 
         reader.wait_for(lambda f: bool(f.nodes) and f.nodes[name].eligible, seconds=SECONDS)
         with pytest.raises(Undelivered, match=fleets.agent(0)):
             sinks[1].deliver(second)
-        told = reader.wait_for(lambda f: bool(f.nodes[name].faults), seconds=SECONDS).nodes[name]
-        assert "two agents claim it" in told.faults[0]
-        assert fleets.agent(0) in told.faults[0]
-        assert "other" in told.faults[0]
-        assert told.available
+        told = reader.wait_for(lambda f: bool(f.nodes[name].rivals), seconds=SECONDS).nodes[name]
+        assert [(one.agent, one.boot_id) for one in told.rivals] == [("other", "else")]
+        assert told.eligible
         assert told.head == first.head
         for one in sinks:
             one.close()

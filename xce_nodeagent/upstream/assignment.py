@@ -64,7 +64,7 @@ def fits(
         if given and node.name in given:
             node = _without(node, given[node.name])  # noqa: PLW2901  # as it is by now
         short = [kind for kind, count in counts if node.totals.get(kind, _NONE).free < count]
-        if node.available and not node.faults and not short:
+        if node.eligible and not short:
             asked = sum(node.totals[kind].free - count for kind, count in counts)
             found.append((asked, _beside(node, dict(counts)), node.name, node))
             never = False

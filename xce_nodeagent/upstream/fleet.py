@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from xce_nodeagent.model.instance import Holder
 from xce_nodeagent.model.inventory import Inventory, with_holders
 from xce_nodeagent.upstream import packing
+from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.report import Entries, Head, Held, inventory_of
 from xce_nodeagent.upstream.shape import Shape, State, Static
 
@@ -51,7 +52,9 @@ class Node(Struct, frozen=True, kw_only=True):
 
     `available` is False where its lease ended and the grace time is over; `since` is when its
     lease was seen ended, by the reader's clock in seconds since the epoch, 0 while it lives.
-    `faults` say what of it cannot be believed; a choice passes over a node that has one. `head` is
+    `faults` say what of it cannot be believed; a choice passes over a node that has one. `rivals`
+    are other living agents that claim its name: somebody's mistake, but who has the name reports of
+    itself and is fenced by its lease, so jobs may go there. `head` is
     None where it cannot be read. `states` are of instances that differ from what is usual, by id.
     `shape` is None where it is not known; `entries` are as they came from the store.
     """
@@ -61,6 +64,7 @@ class Node(Struct, frozen=True, kw_only=True):
     available: bool = False
     since: float = 0.0
     faults: tuple[str, ...] = ()
+    rivals: tuple[Live, ...] = ()
     bindings: tuple[Held, ...] = ()
     totals: Mapping[str, Count] = {}
     states: Mapping[str, State] = {}

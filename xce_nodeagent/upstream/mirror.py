@@ -20,6 +20,7 @@ from types import MappingProxyType
 from msgspec import structs
 
 from xce_nodeagent.upstream import claim, packing, report
+from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.keys import EntryKey, Keys, LiveKey, RivalKey, ShapeKey
 from xce_nodeagent.upstream.reading import Form, Shared, form_of, read
@@ -35,6 +36,9 @@ SETTLE = 5.0
 MOST_ENTRIES = 4096
 """Entries of a node that are read: several times what a host with a thousand jobs has."""
 
+MOST_RIVALS = 8
+"""Other agents that claim a node's name, and are told."""
+
 _LONGEST_NAME = 253  # of a host (RFC 1035)
 _MOST_STRANGE = 1000  # keys of no node that are remembered
 
@@ -42,7 +46,17 @@ _MOST_STRANGE = 1000  # keys of no node that are remembered
 class _Record:
     """What is known of one node, and what was made of it."""
 
-    __slots__ = ("entries", "live", "made", "rivals", "shared", "since", "unlike", "until")
+    __slots__ = (
+        "entries",
+        "faults",
+        "live",
+        "made",
+        "rivals",
+        "shared",
+        "since",
+        "unlike",
+        "until",
+    )
 
     def __init__(self) -> None:
         self.entries: dict[str, bytes] = {}
@@ -53,6 +67,7 @@ class _Record:
         self.since = 0.0  # when its lease was seen ended, for people
         self.unlike: float | None = None  # since when the entries are not those of the head
         self.made: Node | None = None
+        self.faults: tuple[str, ...] = ()  # of the report in `made`, not of who has the name
 
     def put(self, entry: str, value: bytes | None) -> bool:
         """Take an entry in; say whether that changed anything."""
@@ -249,6 +264,7 @@ class Mirror:
             node = before
         else:
             node = self._read(name, record, whole=whole)
+            record.faults = node.faults
         if record.live is None and not record.since:
             record.since = wall  # it was never seen alive
         available = record.live is not None or now < record.until
@@ -256,8 +272,13 @@ class Mirror:
             due = min(due, record.until)
         if due < math.inf:
             self._waiting[name] = due
-        faults = tuple(sorted({*_of_the_report(node), *_claims(record, node)}))
-        return structs.replace(node, available=available, since=record.since, faults=faults)
+        return structs.replace(
+            node,
+            available=available,
+            since=record.since,
+            faults=tuple(sorted({*record.faults, *_claims(record, node)})),
+            rivals=_rivals(name, record),
+        )
 
     def _is_whole(self, record: _Record) -> bool:
         """Say whether the entries are those that the head names."""
@@ -312,10 +333,6 @@ _NOT_WHOLE = "its entries are not those that its head names: something was lost,
 _CLAIMS = "who has the name: "
 
 
-def _of_the_report(node: Node) -> Iterable[str]:
-    return (fault for fault in node.faults if not fault.startswith(_CLAIMS))
-
-
 def _claims(record: _Record, node: Node) -> Iterable[str]:
     """Tell what is wrong with who lives under this name."""
     live = None
@@ -336,10 +353,19 @@ def _claims(record: _Record, node: Node) -> Iterable[str]:
             )
         elif live.boot_id != node.head.boot_id:
             yield f"{_CLAIMS}its agent, but its report is of an earlier boot"
-    if record.rivals:
-        first = live.agent[:40] if live is not None else "nobody"
-        others = ", ".join(sorted(agent[:40] for agent in record.rivals)[:4])
-        yield f"{_CLAIMS}two agents claim it: {first} has it, {others} would"
+
+
+def _rivals(name: str, record: _Record) -> tuple[Live, ...]:
+    """Give who else claims the name; of one whose claim is unreadable, its id alone."""
+    if not record.rivals:
+        return ()
+    there = claim.read(record.live[0]) if record.live is not None else None
+    found = []
+    for agent in sorted(record.rivals)[:MOST_RIVALS]:
+        told = claim.read(record.rivals[agent]) or Live(agent=agent, boot_id="", node=name)
+        if there is None or not told.same(there):
+            found.append(structs.replace(told, agent=agent))
+    return tuple(found)
 
 
 def _is_name(node: str) -> bool:

@@ -62,7 +62,9 @@ def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
 )
 @click.option("--sort", type=click.Choice(_SORTS), help="What comes first; most first, or worst.")
 @click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--unhealthy", is_flag=True, help="Only nodes with something unhealthy, or faults.")
+@click.option(
+    "--unhealthy", is_flag=True, help="Only nodes with something unhealthy, faults or rivals."
+)
 @click.option("--stale", is_flag=True, help="Only nodes that give no sign of life.")
 @click.option(
     "--free",
@@ -131,9 +133,9 @@ def fleet(  # noqa: PLR0917  # click gives them by name
     STATE       ok, or the worst of:
     drained     some of its instances are
     unhealthy   some of its instances are
+    two agents  another living agent claims its name; jobs may go there all the same
     faulty      the store has something of it that cannot be believed
     stale       its agent gives no sign of life
-    two agents  another living agent claims its name
     unreadable  what it has cannot be read
 
     --watch shows what changes as it does, until interrupted; in a pipe a line for each node that

@@ -39,7 +39,7 @@ def _is(node: NodeView, wanted: Wanted) -> bool:
     free: Counter[str] = Counter()
     for tally in node.instances:
         free[tally.type] += tally.free
-    ill = bool(node.faults) or any(one.state == "unhealthy" for one in node.wrong)
+    ill = bool(node.complaints) or any(one.state == "unhealthy" for one in node.wrong)
     return (
         not (wanted.unhealthy and not ill)
         and not (wanted.stale and node.available)

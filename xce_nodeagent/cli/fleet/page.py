@@ -272,7 +272,7 @@ def _title(node: NodeView) -> str:
         more = len(node.jobs) - len(runs)
         lines.append(f"{counted(len(node.jobs), 'job')}: {', '.join(runs)}{' …' if more else ''}")
     lines += [f"{one.id} {one.state}: {one.reason}" for one in node.wrong[:_TOLD]]
-    lines += node.faults[:_TOLD]
+    lines += node.complaints[:_TOLD]
     return "\n".join(filter(None, lines))
 
 
@@ -291,7 +291,7 @@ def _wrong(nodes: Iterable[NodeView]) -> str:
 
 
 def _rows(node: NodeView) -> Iterator[str]:
-    told = [("the node", fault) for fault in node.faults]
+    told = [("the node", one) for one in node.complaints]
     if not node.available:
         told.insert(0, ("the node", "no sign of life of its agent"))
     told += [(f"{one.type} {one.id}", f"{one.state}: {one.reason}") for one in node.wrong]

@@ -15,6 +15,7 @@ STYLES: Mapping[NodeState, str] = {
     "stale": "magenta", "two agents": "bold red", "unreadable": "bold red",
 }  # fmt: skip
 
+_RENAME = "give one of the two hosts another ([agent] node), or stop its agent"
 _NAMED = 3  # instances of a node and a reason that are named
 _TOLD = 8  # nodes whose reasons are told
 
@@ -40,7 +41,7 @@ def lasted(seconds: float) -> str:
 def why(node: NodeView, now: float) -> str:
     """Say what is wrong with a node in a line."""
     first = next((one for one in node.wrong if one.state == "unhealthy"), None)
-    told = list(node.faults)
+    told = list(node.complaints)
     if not node.available:
         since = f" for {lasted(now - node.since)}" if node.since else ""
         told.append(f"no sign of life{since}; changed {age(node.reported, now) or 'never'}")
@@ -55,7 +56,7 @@ def reasons(nodes: Iterable[NodeView], *, every: bool, wide: bool) -> list[Line]
 
     `every` one of them, or a few; `wide` names each instance, not a few of a reason.
     """
-    ill = [node for node in exceptional(tuple(nodes)) if node.faults or node.wrong]
+    ill = [node for node in exceptional(tuple(nodes)) if node.complaints or node.wrong]
     shown = ill if every else ill[:_TOLD]
     lines = [line for node in shown for line in _reasons(node, wide=wide)]
     if len(shown) < len(ill):
@@ -64,8 +65,8 @@ def reasons(nodes: Iterable[NodeView], *, every: bool, wide: bool) -> list[Line]
 
 
 def _reasons(node: NodeView, *, wide: bool) -> Iterator[Line]:
-    for fault in node.faults:
-        yield ((f"{node.name}: ", ""), (fault, STYLES[node.state]))
+    for complaint in node.complaints:
+        yield ((f"{node.name}: ", ""), (complaint, STYLES[node.state]))
     alike: dict[tuple[str, str, str], list[Wrong]] = defaultdict(list)
     for one in node.wrong:
         alike[one.type, one.state, one.reason].append(one)
@@ -88,6 +89,7 @@ def detail(node: NodeView, now: float) -> list[Line]:
         ("changed", changed and f"{changed}, by its clock"),
         ("agent", node.program),
         *(("fault", fault) for fault in node.faults),
+        *(("rival", f"{rival} claims its name, too: {_RENAME}") for rival in node.rivals),
         *(line for job in node.jobs for line in _job(job)),
     ]
     title = ((node.name, "bold"), (": ", ""), (node.state, STYLES[node.state]))

@@ -25,6 +25,7 @@ from xce_nodeagent.cli.fleet.view import (
     summary,
 )
 from xce_nodeagent.model.name import cleaned, printable
+from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.shape import USUAL, Shape, State
 
@@ -97,6 +98,7 @@ class Survey:
             available=node.available,
             since=node.since or None,
             faults=tuple(map(text, node.faults)),
+            rivals=tuple(_rival(one, head.agent if head else "") for one in node.rivals),
             boot_id=text(head.boot_id) if head else "",
             generation=text(head.generation) if head else "",
             digest=text(head.digest) if head else "",
@@ -235,11 +237,18 @@ def _divisible(node: Node) -> tuple[Tally, ...]:
     return tuple(found)
 
 
+def _rival(told: Live, agent: str) -> str:
+    """Say who claims a name, and how that is told from the `agent` that has it."""
+    also = ", which has the same id" if told.agent == agent else ""
+    boot = f" (boot {told.boot_id}{also})" if told.boot_id else ""
+    return text(f"agent {told.agent}{boot}")
+
+
 def _worst(node: Node, wrong: tuple[Wrong, ...]) -> NodeState:
     found: set[NodeState] = {one.state for one in wrong}
     if node.faults:
         found.add("faulty")
-    if any("two agents" in fault for fault in node.faults):
+    if node.rivals:
         found.add("two agents")
     if node.head is None or node.shape is None:
         found.add("unreadable")

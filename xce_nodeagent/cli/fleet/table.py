@@ -105,6 +105,7 @@ def _summary(told: Summary) -> list[Line]:
     for count, word, style in (
         (nodes.unavailable, "unavailable", "magenta"),
         (nodes.faulty, "faulty", "bold red"),
+        (nodes.two_agents, "claimed by two agents", "bold red"),
         (nodes.unhealthy, "with unhealthy instances", "red"),
     ):
         if count:

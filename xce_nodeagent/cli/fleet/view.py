@@ -15,12 +15,12 @@ from msgspec import Struct, structs, to_builtins
 SCHEMA = "xce.fleet/v1"
 
 NodeState = Literal["ok", "drained", "unhealthy", "faulty", "stale", "two agents", "unreadable"]
-"""`stale`: its lease has ended, nobody keeps what is told of it up to date. `two agents`: another
-living agent claims the name. `unreadable`: its inventory cannot be read; `faulty`: something else
-that the store has of it cannot be believed."""
+"""`stale`: its lease has ended, nobody keeps what is told of it up to date. `unreadable`: its
+inventory cannot be read; `faulty`: something else that the store has of it cannot be believed. `two
+agents`: another living agent claims the name; jobs may go there all the same."""
 
 WORST: tuple[NodeState, ...] = (
-    "unreadable", "two agents", "stale", "faulty", "unhealthy", "drained", "ok",
+    "unreadable", "stale", "faulty", "two agents", "unhealthy", "drained", "ok",
 )  # fmt: skip
 """Of several states a node shows the first."""
 
@@ -75,7 +75,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """A node. `reported` is when it last had something to tell, by its own clock, since the epoch.
 
     `since` is when it was without a sign of life at the latest, by the clock of who reads; null
-    while it lives, and where it was looked at only once.
+    while it lives, and where it was looked at only once. `rivals` are other living agents that
+    claim its name.
 
     `cards` has a letter for each card that computes, for the picture: f(ree), h(eld), p(artly
     held), u(nhealthy), d(rained), r(eserved), a(way).
@@ -87,6 +88,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     available: bool = True
     since: float | None = None
     faults: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
     boot_id: str = ""
     generation: str = ""
     digest: str = ""
@@ -97,14 +99,23 @@ class NodeView(Struct, frozen=True, kw_only=True):
     wrong: tuple[Wrong, ...] = ()
     cards: str = ""
 
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """What is wrong with it as a whole, in words."""
+        return (*self.faults, *(f"{rival} claims its name, too" for rival in self.rivals))
+
 
 class NodeCounts(Struct, frozen=True, kw_only=True):
-    """How many nodes there are. `faulty` ones have faults, `unhealthy` ones unhealthy instances."""
+    """How many nodes there are.
+
+    `faulty` ones have faults, `two_agents` rivals, `unhealthy` ones unhealthy instances.
+    """
 
     total: int
     available: int
     unavailable: int
     faulty: int
+    two_agents: int
     unhealthy: int
 
 
@@ -144,6 +155,7 @@ def summary(nodes: Iterable[NodeView]) -> Summary:
             available=available,
             unavailable=len(every) - available,
             faulty=sum(bool(node.faults) for node in every),
+            two_agents=sum(bool(node.rivals) for node in every),
             unhealthy=sum(any(one.state == "unhealthy" for one in n.wrong) for n in every),
         ),
         instances=added(tally for node in every for tally in node.instances),
