@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from upstream import certificates
+from upstream.receivers import Receiver, receiver
 
 pytestmark = [pytest.mark.needs("root", "cgroup1", "cgroup2", "bpf"), pytest.mark.timeout(120)]
 
@@ -127,8 +132,37 @@ def test_a_configuration_with_faults_is_refused_with_all_of_them(agent):
     assert "config.toml:4: [ports] range" in done.stderr
 
 
+@pytest.fixture
+def rejecting(agent) -> Iterator[Receiver]:
+    """A receiver that the agent reports to with a certificate that ended yesterday."""
+    folder = agent.folder / "pem"
+    folder.mkdir()
+    authority = certificates.Authority(folder)
+    own, ended = authority.sign("receiver"), authority.sign("agent", days=-1)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    with receiver(certificates.server(own, clients=authority.ca)) as there:
+        agent.extra = (
+            f'[upstream.http]\nurl = "{there.url}"\nca = "{authority.ca}"\n'
+            f'cert = "{ended.cert}"\nkey = "{ended.key}"\n'
+        )
+        yield there
+
+
+def text_of(agent, name: str, word: str) -> str:
+    """Wait until a check of doctor's has a word in its text; give the text."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        (check,) = (one for one in agent.call("Doctor")["checks"] if one["name"] == name)
+        if word in check["text"]:
+            return str(check["text"])
+        select.select([], [], [], 0.05)
+    return pytest.fail(f"{name}: {check}")
+
+
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
-def test_once_it_serves_it_imports_nothing_more(agent, in_job, refused):
+def test_once_it_serves_it_imports_nothing_more(agent, rejecting, in_job, refused):
     """The interpreter may lie where only root can read, and the agent is not root any more."""
     agent.stop()
     agent.log.write_text("", "utf-8")
@@ -143,7 +177,7 @@ def test_once_it_serves_it_imports_nothing_more(agent, in_job, refused):
         with pytest.raises(refused, match=r"io\.xce"):
             agent.call("Prepare", **ask)
     agent.call("Prepare", job="1", attempt="a", request="rusage[nic=1]", add=True)
-    agent.call("Doctor")
+    assert f"{agent.folder}/pem/agent.pem ended" in text_of(agent, "report.http", "ended")
     agent.call("GetBinding", job="1")
     agent.call("Release", job="1", attempt="a")
     inside.end()

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 _SEQUENCE, _UTC_TIME, _TIME, _VERSION = 0x30, 0x17, 0x18, 0xA0  # tags of DER, X.690
+_LENGTH = len("20300131235959Z")  # RFC 5280, 4.1.2.5: always with seconds, always in UTC
 
 
 class Dates(Struct, frozen=True):
@@ -89,4 +90,9 @@ def _time(data: bytes) -> datetime:
     text = data[start:end].decode("ascii")
     if tag == _UTC_TIME:  # two digits of the year: 50 and above are of the last century
         text = ("19" if text[:2] >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    if len(text) != _LENGTH or text[-1] != "Z" or not text[:-1].isdecimal():
+        raise ValueError(f"no certificate: {text!r} is no time")
+    # By hand: strptime() imports a module with its first call, and where this is called the
+    # interpreter may be out of reach.
+    parts = (int(text[start : start + 2]) for start in range(4, _LENGTH - 1, 2))
+    return datetime(int(text[:4]), *parts, tzinfo=UTC)  # type: ignore[arg-type]
