@@ -94,5 +94,5 @@ def _time(data: bytes) -> datetime:
         raise ValueError(f"no certificate: {text!r} is no time")
     # By hand: strptime() imports a module with its first call, and where this is called the
     # interpreter may be out of reach.
-    parts = (int(text[start : start + 2]) for start in range(4, _LENGTH - 1, 2))
-    return datetime(int(text[:4]), *parts, tzinfo=UTC)  # type: ignore[arg-type]
+    month, day, hour, minute, second = (int(text[n : n + 2]) for n in range(4, _LENGTH - 1, 2))
+    return datetime(int(text[:4]), month, day, hour, minute, second, tzinfo=UTC)
