@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -35,6 +36,35 @@ def test_one_that_somebody_answers_at_is_not(tmp_path) -> None:
     with listening.listen(where), pytest.raises(FileExistsError, match="somebody answers"):
         listening.listen(where)
     assert (tmp_path / "m.sock").exists()
+
+
+def test_one_that_is_too_busy_to_answer_is_not_and_nobody_waits_for_it(
+    tmp_path, monkeypatch
+) -> None:
+    """A connect() to a queue that is full blocks for as long as it may."""
+    path = tmp_path / "m.sock"
+    waits = []
+    plain = socket.socket.settimeout
+
+    def note(sock, seconds) -> None:
+        waits.append(seconds)
+        plain(sock, seconds)
+
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as stack:
+        busy.bind(str(path))
+        busy.listen(0)
+        for _ in range(2):  # one is let in although it waits for nobody
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(path))
+        with pytest.raises(BlockingIOError):
+            client.connect(str(path))
+        monkeypatch.setattr(socket.socket, "settimeout", note)
+        with pytest.raises(FileExistsError, match="somebody answers"):
+            listening.listen(f"unix:{path}")
+    assert waits == [0]
+    assert path.exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
