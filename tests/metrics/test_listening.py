@@ -55,7 +55,7 @@ def test_one_that_is_too_busy_to_answer_is_not_and_nobody_waits_for_it(
         busy.listen(0)
         for _ in range(2):  # one is let in although it waits for nobody
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
-            client.setblocking(False)
+            client.settimeout(0)
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(path))
         with pytest.raises(BlockingIOError):

@@ -6,12 +6,13 @@ Source: kernel Documentation/gpu/amdgpu (driver-misc.rst, ras.rst).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from xce_nodeagent.host import drm, kfd, pci
 from xce_nodeagent.host.machine import Host
+from xce_nodeagent.host.slow import Hung
 from xce_nodeagent.model.instance import AttributeValue, DeviceNode
 
 VENDOR = 0x1002
@@ -150,11 +151,18 @@ def part_nodes(host: Host) -> Mapping[str, DeviceNode]:
     }
 
 
-def uncorrected(host: Host, card: Card) -> int:
+def uncorrected(host: Host, cards: Iterable[Card]) -> Mapping[str, int | Hung]:
     """Give how many errors of the memory could not be corrected since the driver was loaded.
 
-    The driver asks the card's firmware. Raise Hung where that does not answer.
+    By the cards' addresses. The driver asks the card's firmware: Hung where that does not answer.
     """
-    counts = host.read_slowly(f"{drm.function(card.address)}/ras/umc_err_count") or ""
-    errors = re.search(r"^ue: ([0-9]{1,18})$", counts, re.MULTILINE)  # "ue: 0\nce: 12"
+    files = {card.address: f"{drm.function(card.address)}/ras/umc_err_count" for card in cards}
+    told = host.read_slowly(files.values())
+    return {address: _uncorrected(told[file]) for address, file in files.items()}
+
+
+def _uncorrected(counts: str | Hung | None) -> int | Hung:
+    if isinstance(counts, Hung):
+        return counts
+    errors = re.search(r"^ue: ([0-9]{1,18})$", counts or "", re.MULTILINE)  # "ue: 0\nce: 12"
     return int(errors[1]) if errors else 0

@@ -6,7 +6,8 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import msgspec
 
 from xce_nodeagent.errors import exhausted
 from xce_nodeagent.host.memory import Memory
-from xce_nodeagent.host.slow import Slow
+from xce_nodeagent.host.slow import Hung, Slow
 from xce_nodeagent.host.tree import Tree
 from xce_nodeagent.model.config import NicConfig, RailsConfig
 from xce_nodeagent.model.share import MpsConfig
@@ -119,11 +120,14 @@ class Host:
             os.close(fd)
         return data[:limit].decode("utf-8", "replace").strip(_BLANK)
 
-    def read_slowly(self, name: str) -> str | None:
-        """Read a file for which a driver asks its card; raise Hung where that takes too long."""
+    def read_slowly(self, names: Iterable[str]) -> Mapping[str, str | Hung | None]:
+        """Read files for which drivers ask their cards: Hung in the place of what takes too long.
+
+        None of them is remembered: what comes late is of a look that is over.
+        """
         if not self.live:
-            return self.read(name)
-        return self._slow.read(name, lambda: self.read(name))
+            return {name: self.read(name) for name in names}
+        return self._slow.read({name: partial(self._read, name, LIMIT) for name in names})
 
     def number(self, name: str) -> int | None:
         """Give the whole number in a small file; None when there is none.

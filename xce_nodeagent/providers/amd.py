@@ -66,6 +66,7 @@ class _Build:
         self._of_gpus = Counter(gpu.unique_id for gpu in gpus)
         self._kfd = kfd.control(host)
         self._part_nodes = amdgpu.part_nodes(host)
+        self._errors = amdgpu.uncorrected(host, (card for card in cards if card.parts))
         self._holders: dict[DeviceNode, str] = {}
         self._by_node: dict[int, str] = {}
 
@@ -123,7 +124,7 @@ class _Build:
         render = card.nodes.get(name) or self._part_nodes.get(name)
         if render is None:
             return (), f"its render node {name} is not in /sys"
-        why = _NO_KFD if self._kfd is None else _sick(self._host, card)
+        why = _NO_KFD if self._kfd is None else _sick(self._errors[card.address])
         return ({render} if card.divided else {render, *card.nodes.values()}), why
 
     def _own(
@@ -182,11 +183,9 @@ def _instance(
     )
 
 
-def _sick(host: Host, card: Card) -> str:
-    try:
-        errors = amdgpu.uncorrected(host, card)
-    except Hung as hung:
-        return f"its driver does not tell of memory errors: {hung}"
+def _sick(errors: int | Hung) -> str:
+    if isinstance(errors, Hung):
+        return f"its driver does not tell of memory errors: {errors}"
     return f"its memory had {errors} errors that could not be corrected" if errors else ""
 
 
