@@ -114,7 +114,7 @@ def test_a_file_that_is_damaged_costs_the_names_and_no_start(started, tmp_path, 
 def test_a_folder_in_the_file_s_place_is_told_and_costs_nothing(started, tmp_path) -> None:
     (tmp_path / "inventory.json").mkdir()
     assert started(Found(instances=(CARD,))).instances[0].id == "GPU-a"
-    assert not (tmp_path / "inventory.new").exists()
+    assert not (tmp_path / ".inventory.json.new").exists()
 
 
 def test_cards_that_no_bus_shows_are_not_gone_where_nobody_can_be_asked(started, tmp_path) -> None:

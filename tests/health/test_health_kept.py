@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_delays_nothing(tmp_path: Pa
     within(health, lambda: health.heard("A", Xid(79)))
     assert names(health)[0] == ("health.A", "XID 79")
     ((name, text),) = names(health)[1:]
-    assert (name, "No such file" in text, "health.new" in text) == ("health", True, True)
+    assert (name, "No such file" in text, ".health.json.new" in text) == ("health", True, True)
     kept.path.parent.mkdir()
     within(health, lambda: health.heard("B", Xid(79)))
     assert names(kept.again()) == names(health) == [("health.A", "XID 79"), ("health.B", "XID 79")]

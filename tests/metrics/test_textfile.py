@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from xce_nodeagent.daemon.textfile import Textfile, write
+from xce_nodeagent.daemon.textfile import Textfile
 
 PATIENCE = 20.0
 OFTEN = 0.005
@@ -65,29 +62,3 @@ def test_it_goes_on_when_the_folder_is_there_again(tmp_path, caplog) -> None:
 
     asyncio.run(main())
     assert caplog.text.count("cannot be written") == 1
-
-
-def test_what_somebody_put_in_the_way_is_not_followed(tmp_path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.write_text("theirs")
-    (tmp_path / ".xce.prom.new").symlink_to(theirs)
-    (tmp_path / "xce.prom").symlink_to(theirs)
-    write(tmp_path / "xce.prom", b"xce 1\n")
-    assert theirs.read_text() == "theirs"
-    assert not (tmp_path / "xce.prom").is_symlink()
-    assert (tmp_path / "xce.prom").read_bytes() == b"xce 1\n"
-
-
-def test_a_folder_in_its_place_is_a_fault(tmp_path) -> None:
-    (tmp_path / "xce.prom").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write(tmp_path / "xce.prom", b"xce 1\n")
-
-
-def test_everybody_may_read_it_under_any_umask(tmp_path) -> None:
-    before = os.umask(0o077)
-    try:
-        write(tmp_path / "xce.prom", b"")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "xce.prom").stat().st_mode) == 0o644

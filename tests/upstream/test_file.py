@@ -64,5 +64,6 @@ def test_a_fault_names_the_file_and_what_helps(tmp_path, place, told):
         FileSink(path).deliver(report())
     assert caught.value.reason == f"{path}: {told}"
     assert "let the agent's user write in that folder" in caught.value.remedy
+    assert "ReadWritePaths= of xce-nodeagent.service" in caught.value.remedy
     assert not caught.value.hopeless
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]

@@ -19,7 +19,7 @@ import pytest
 
 from xce_nodeagent.cli.picture import html, svg
 from xce_nodeagent.cli.picture.svg import DARK, LIGHT
-from xce_nodeagent.cli.whole import replace
+from xce_nodeagent.cli.target import replace
 from xce_nodeagent.host import Host
 
 PROFILES = ("cpu-only", "dgx-a100-mig", "dgx-h100", "gb200", "mi300x")

@@ -19,7 +19,7 @@ from xce_nodeagent.cli.session import (
     with_agent,
     with_json,
 )
-from xce_nodeagent.cli.whole import replace
+from xce_nodeagent.cli.target import replace
 from xce_nodeagent.errors import BadRequest
 from xce_nodeagent.model import name
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import tempfile
 import uuid
 from pathlib import Path
+
+from xce_nodeagent.host import whole
 
 log = logging.getLogger(__name__)
 
@@ -28,21 +27,7 @@ def agent_id(state: Path) -> str:
         log.warning("%s: there is no id in it: %s; this agent takes a new one", path, error)
     made = str(uuid.uuid4())
     try:
-        _keep(path, made)
+        whole.replace(path, f"{made}\n".encode(), sync=True)
     except OSError as error:
         log.warning("%s: the agent's id cannot be kept: %s", path, error.strerror)
     return made
-
-
-def _keep(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{text}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

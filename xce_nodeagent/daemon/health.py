@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, convert, structs
 
+from xce_nodeagent.host import whole
 from xce_nodeagent.model import health
 from xce_nodeagent.model.health import SOUND, Card, Limits, Moment, Sample, Xid
 from xce_nodeagent.model.instance import Instance
@@ -238,14 +238,8 @@ class Health:
         return msgspec.json.encode(Remembered(self._boot, sick, self.places))
 
     def _store(self, text: bytes) -> None:
-        new = self._path.with_suffix(".new")
         try:
-            with open(new, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
-            _sync(self._path.parent)
+            whole.replace(self._path, text, sync=True)
         except OSError as error:
             self.unwritten = f"{error}"
             log.error("%s cannot be written: %s", self._path, error)
@@ -260,14 +254,6 @@ class Health:
             await self._writing
         elif self.unwritten:
             self._store(self._encoded())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _marked(instance: Instance, why: str) -> Instance:

@@ -6,13 +6,12 @@ scheduler know the cards by. They are kept; nobody is given such a card before i
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
+from xce_nodeagent.host import whole
 from xce_nodeagent.model.inventory import Inventory
 
 log = logging.getLogger(__name__)
@@ -40,13 +39,9 @@ class Kept:
         """Put an inventory in the place of the one before, whole. A full disk costs nothing."""
         if inventory == self._written:
             return
-        new = self._path.with_suffix(".new")
         try:
-            new.write_bytes(msgspec.json.encode(inventory))
-            os.replace(new, self._path)
+            whole.replace(self._path, msgspec.json.encode(inventory))
         except OSError as error:
             log.info("%s is not written: %s", self._path, error)
-            with contextlib.suppress(OSError):
-                new.unlink()
         else:
             self._written = inventory

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
+
+from xce_nodeagent.host import whole
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Textfile:
         try:
             found = self._metrics()
             if found != self._last:
-                await asyncio.to_thread(write, self._path, found)
+                await asyncio.to_thread(whole.replace, self._path, found, mode=0o644)
                 self._last = found
         except Exception as error:  # whatever it is, the next look may go well
             known = isinstance(error, OSError)
@@ -59,15 +60,3 @@ class Textfile:
         if self._last:
             with contextlib.suppress(OSError):
                 self._path.unlink()
-
-
-def write(path: Path, text: bytes) -> None:
-    """Replace a file whole, so that nobody reads half of it; everybody may read it."""
-    new = path.with_name(f".{path.name}.new")  # of no interest to node_exporter: no .prom
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(new, flags, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o644)
-        file.write(text)
-    new.replace(path)

@@ -6,15 +6,13 @@ fields more: `bindings`, and `report` (which report it is).
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
+from xce_nodeagent.host import whole
 from xce_nodeagent.model.instance import Holder
 from xce_nodeagent.model.inventory import with_holders
 from xce_nodeagent.upstream import packing
@@ -39,11 +37,12 @@ class FileSink:
         """
         data = content(report)
         try:
-            _replace(self._path, data)
+            whole.replace(self._path, data, mode=0o644)
         except OSError as error:
             raise Undelivered(
                 f"{self._path}: {error.strerror}",
-                remedy="let the agent's user write in that folder",
+                remedy="let the agent's user write in that folder; under systemd name it in"
+                " ReadWritePaths= of xce-nodeagent.service, too",
             ) from None
         return len(data)
 
@@ -74,16 +73,3 @@ def content(report: Report) -> bytes:
     ]
     shown |= {"bindings": bindings, "report": told}
     return msgspec.json.format(msgspec.json.encode(shown), indent=1) + b"\n"
-
-
-def _replace(path: Path, data: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

@@ -1,10 +1,13 @@
-"""Files that are there as a whole, or as they were."""
+"""What a command writes for the one who named the file."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from pathlib import Path
+
+from xce_nodeagent.host import whole
 
 
 def replace(file: str, text: str) -> None:
@@ -22,15 +25,5 @@ def replace(file: str, text: str) -> None:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except FileNotFoundError:
         mode = None
-    beside = f"{path}.{secrets.token_hex(4)}"
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(beside, flags, 0o666), "w", encoding="utf-8") as opened:
-            if mode is not None:
-                os.fchmod(opened.fileno(), mode)
-            opened.write(text)
-        os.replace(beside, path)
-    except BaseException:
-        if os.path.lexists(beside):
-            os.unlink(beside)
-        raise
+    beside = f"{os.path.basename(path)}.{secrets.token_hex(4)}"  # of this command alone
+    whole.replace(Path(path), text.encode(), mode=mode, beside=beside)
