@@ -152,3 +152,20 @@ def test_how_long_a_node_is_gone_is_told_where_it_is_known(view: FleetView) -> N
     gone = structs.replace(node, since=NOW - 90, reported=NOW - 300)
     assert why(gone, NOW) == "no sign of life for 90 s; changed 5 min ago"
     assert why(structs.replace(gone, since=None), NOW) == "no sign of life; changed 5 min ago"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 132])
+@pytest.mark.parametrize("letter", ["x", "機"])
+def test_a_long_name_is_cut_in_its_middle_and_whole_where_there_is_room(
+    small: FleetView, columns: int, letter: str
+) -> None:
+    name = f"rack7-{letter * 200}-node12"
+    first, *others = small.nodes
+    view = structs.replace(small, nodes=(structs.replace(first, name=name), *others))
+    lines = plain(view, page(columns, 40))
+    (row,) = [line for line in lines if line.startswith("rack7-")]
+    assert cell_len(row) <= columns
+    assert re.match(r"rack7-\S*…\S*node12 +ok ", row)
+    assert max(cell_len(line) for line in lines if " ok " in line) <= columns
+    assert any(line.startswith(f"{name} ") for line in plain(view, page()))
+    assert text_of(detail(view.nodes[0], NOW)[0]).startswith(f"{name}: ")

@@ -22,13 +22,15 @@ class Column(Struct, frozen=True):
     """A column of a table.
 
     Where there is no room, those with the highest `drop` go first; one with 0 stays. `short` has
-    the same in fewer words, for the one that is shortened before any goes.
+    the same in fewer words, for the one that is shortened before any goes. `names` are cut in
+    their middle before that: they differ at their ends.
     """
 
     title: str
     cells: Sequence[Cell]
     drop: int = 0
     short: Sequence[Cell] = ()
+    names: bool = False
 
 
 def cell(text: str, style: str = "") -> Cell:
@@ -49,9 +51,13 @@ def width(line: Line) -> int:
 def fitted(columns: Sequence[Column], room: int) -> list[Line]:
     """Give the lines of a table, its header first.
 
-    What has `short` is shortened, then other columns go, until the rest fits.
+    Names keep two fifths of it, what has `short` is shortened, then other columns go, until the
+    rest fits.
     """
     kept = list(columns)
+    if _width(kept) > room:
+        most = max(_LEAST, room * 2 // 5)
+        kept = [_named(one, most) if one.names else one for one in kept]
     while (over := _width(kept) - room) > 0:
         at = next((at for at, one in enumerate(kept) if one.short), None)
         if at is not None and (short := _shortened(kept[at], over)) is not None:
@@ -78,6 +84,20 @@ def _cut(one: Cell, room: int) -> Cell:
     if cell_len(text) <= room:
         return one
     return cell(set_cell_size(text, room - 1).rstrip() + "…", one[0][1])
+
+
+def _named(column: Column, room: int) -> Column:
+    return structs.replace(column, cells=[_cut_within(one, room) for one in column.cells])
+
+
+def _cut_within(one: Cell, room: int) -> Cell:
+    """Cut a text in its middle, so that both its ends are seen."""
+    text = plain(one)
+    if cell_len(text) <= room:
+        return one
+    first = set_cell_size(text, room // 2).rstrip()
+    last = set_cell_size(text[::-1], room - 1 - room // 2)[::-1].lstrip()
+    return cell(f"{first}…{last}", one[0][1])
 
 
 def _wide(column: Column) -> int:

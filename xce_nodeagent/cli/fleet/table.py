@@ -131,11 +131,11 @@ def _summary(told: Summary) -> list[Line]:
 
 def _who(nodes: Sequence[NodeView]) -> list[Column]:
     columns = [
-        Column("NODE", [cell(node.name) for node in nodes]),
+        Column("NODE", [cell(node.name) for node in nodes], names=True),
         Column("STATE", [cell(node.state, STYLES[node.state]) for node in nodes]),
     ]
     if any(node.block for node in nodes):
-        columns.append(Column("BLOCK", [cell(node.block) for node in nodes], 3))
+        columns.append(Column("BLOCK", [cell(node.block) for node in nodes], 3, names=True))
     return columns + _by_type([node.instances for node in nodes])
 
 
@@ -179,7 +179,7 @@ def _free(tally: Tally | None) -> Cell:
 def _group_rows(alike: Sequence[Group], page: Page) -> list[Line]:
     columns = []
     if any(group.block for group in alike):
-        columns.append(Column("BLOCK", [cell(group.block) for group in alike]))
+        columns.append(Column("BLOCK", [cell(group.block) for group in alike], names=True))
     what = [cell(group.shape) for group in alike]
     short = [cell(group.short) for group in alike]
     columns += [
