@@ -125,6 +125,7 @@ def test_without_a_store_it_is_said_where_to_name_one(tmp_path, capfd) -> None:
     "arguments",
     [["--free", "gpu"], ["--free", "gpu=-1"], ["--free", "gpu=²"], ["--html", "x", "--watch"],
      ["--forget"], ["--forget", "a*", "--endpoint", "http://127.0.0.1:1"], ["--sort", "weather"],
+     ["--forget-shapes", "a"], ["--forget-shapes", "--watch"], ["--forget-shapes", "--forget", "a"],
      ["--deadline", "nan"]],
 )  # fmt: skip
 def test_a_wrong_call_is_the_callers(arguments: list[str], capfd) -> None:
@@ -177,6 +178,38 @@ def test_nothing_is_forgotten_unless_somebody_says_yes(changed, answer: str) -> 
     assert done.stdout == ""
     assert "Delete all that the store has of r001-n01?" in done.stderr
     assert len(names(changed)) == COUNT
+
+
+def asked_to_forget_shapes(changed, answer: str):
+    return subprocess.run(
+        [sys.executable, "-m", "xce_nodeagent", "fleet", "--config", str(changed.config),
+         "--forget-shapes"],
+        input=answer, capture_output=True, text=True, check=False, timeout=DEADLINE,
+    )  # fmt: skip
+
+
+def test_shapes_that_no_node_has_are_forgotten_and_no_others(changed, run) -> None:
+    def shapes() -> set[bytes]:
+        return {kv.key for kv in changed.client.range(changed.keys.all("shape"))[1]}
+
+    used, old = shapes(), changed.keys.shape("0" * 64)
+    changed.client.txn((), [put(old, b"x" * 3000)])
+    done = asked_to_forget_shapes(changed, "n\n")
+    assert re.search("Delete 1 shape of 3,[0-9]{3} bytes that no node has", done.stderr)
+    assert "nothing was deleted" in done.stderr
+    assert shapes() == used | {old}
+    done = asked_to_forget_shapes(changed, "y\n")
+    assert (done.returncode, done.stdout[:16]) == (0, "1 shape deleted,")
+    assert shapes() == used
+    told = json.loads(run(changed, "--forget-shapes", "--yes", "--json")[1])
+    assert told == {"shapes": [], "bytes": 0}
+    # Any shape may be that of a node that cannot be read.
+    changed.client.txn((), [put(old, b"x")])
+    changed.client.txn((), [put(changed.keys.entry(fleets.name(3), "static"), b"rubbish")])
+    status, _, err = run(changed, "--forget-shapes", "--yes")
+    assert status == 64
+    assert f"what {fleets.name(3)} reported cannot be read" in err
+    assert shapes() == used | {old}
 
 
 # ---- what a command loads ------------------------------------------------------------------------

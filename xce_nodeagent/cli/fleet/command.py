@@ -79,7 +79,8 @@ def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("--html", metavar="FILE", help="Draw a picture of it by switch block, as a page.")
 @click.option("--watch", is_flag=True, help="Go on, and show what changes.")
 @click.option("--forget", is_flag=True, help="Delete nodes that are gone for ever from the store.")
-@click.option("--yes", is_flag=True, help="Do not ask whether to --forget.")
+@click.option("--forget-shapes", is_flag=True, help="Delete what no node's report needs any more.")
+@click.option("--yes", is_flag=True, help="Do not ask whether to delete.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints.")
 @click.option(
     "--deadline",
@@ -100,6 +101,7 @@ def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
     "xce-nodeagent fleet --html fleet.html",
     "xce-nodeagent fleet --json | jq '.nodes[] | select(.state != \"ok\") | .name'",
     "xce-nodeagent fleet --forget rack7-n03",
+    "xce-nodeagent fleet --forget-shapes",
 )
 def fleet(  # noqa: PLR0917  # click gives them by name
     session: Session,
@@ -119,6 +121,7 @@ def fleet(  # noqa: PLR0917  # click gives them by name
     wide: bool,
     watch: bool,
     forget: bool,
+    forget_shapes: bool,
     yes: bool,
     schema: bool,
 ) -> None:
@@ -141,7 +144,9 @@ def fleet(  # noqa: PLR0917  # click gives them by name
     --watch shows what changes as it does, until interrupted; in a pipe a line for each node that
     changed, with --json a line of JSON for each change, the first with every node.
 
-    --forget deletes all that the store has of a NODE, which must have no living agent.
+    --forget deletes all that the store has of a NODE, which must have no living agent. What hosts
+    of one kind have in common is kept once for all of them, and stays when the last is updated or
+    forgotten (3 kB for each kind): --forget-shapes deletes what none has any more.
     """  # noqa: D301  # \b keeps click from filling the lines
     if schema:
         from xce_nodeagent.cli.fleet.schema import schema as described  # noqa: PLC0415  # rarely
@@ -152,6 +157,8 @@ def fleet(  # noqa: PLR0917  # click gives them by name
         raise click.UsageError("--html is for one picture: without --watch and --json")
     if forget and (watch or html is not None or not names):
         raise click.UsageError("--forget is for NODEs, and shows nothing")
+    if forget_shapes and (forget or watch or html is not None or names):
+        raise click.UsageError("--forget-shapes is for the whole store, and shows nothing")
     from xce_nodeagent.cli.fleet import store as stores  # noqa: PLC0415  # only this command needs it
     from xce_nodeagent.cli.fleet.order import Wanted  # noqa: PLC0415  # the same
     from xce_nodeagent.cli.fleet.settings import settings as configured  # noqa: PLC0415  # the same
@@ -166,6 +173,9 @@ def fleet(  # noqa: PLR0917  # click gives them by name
         if globs:
             raise click.UsageError("--forget takes names of nodes, no patterns")
         _forget(session, settings, full, deadline, yes=yes)
+        return
+    if forget_shapes:
+        _forget_shapes(session, settings, deadline, yes=yes)
         return
     page = _page(every=every or bool(wanted) or sort is not None, wide=wide)
     choose = _chooser(wanted, sort or "name", reverse=reverse)
@@ -279,11 +289,8 @@ def _watch(
 def _forget(
     session: Session, settings: Settings, names: tuple[str, ...], deadline: float, *, yes: bool
 ) -> None:
-    if not yes:
-        asked = f"Delete all that the store has of {', '.join(names)}?"
-        if not click.confirm(asked, err=True):
-            tell("nothing was deleted")
-            return
+    if not yes and not _confirmed(f"Delete all that the store has of {', '.join(names)}?"):
+        return
     from xce_nodeagent.cli.fleet.forget import forget  # noqa: PLC0415  # rarely
 
     done = forget(settings, names, deadline)
@@ -291,3 +298,26 @@ def _forget(
         session.show_json({"forgotten": done})
     else:
         session.show("\n".join(f"{name}: {count} keys deleted" for name, count in done.items()))
+
+
+def _forget_shapes(session: Session, settings: Settings, deadline: float, *, yes: bool) -> None:
+    from xce_nodeagent.cli.fleet.forget import shapes  # noqa: PLC0415  # rarely
+    from xce_nodeagent.cli.fleet.view import counted  # noqa: PLC0415  # the same
+
+    if not yes:
+        found = shapes(settings, deadline, dry_run=True)
+        what = f"{counted(len(found.shapes), 'shape')} of {found.bytes:,} bytes that no node has"
+        if found.shapes and not _confirmed(f"Delete {what}?"):
+            return
+    done = shapes(settings, deadline, dry_run=False)
+    if session.json:
+        session.show_json({"shapes": list(done.shapes), "bytes": done.bytes})
+    else:
+        session.show(f"{counted(len(done.shapes), 'shape')} deleted, {done.bytes:,} bytes")
+
+
+def _confirmed(question: str) -> bool:
+    if click.confirm(question, err=True):
+        return True
+    tell("nothing was deleted")
+    return False

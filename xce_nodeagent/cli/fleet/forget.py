@@ -1,4 +1,4 @@
-"""Nodes that are gone for ever: what the store has of them is deleted."""
+"""What is deleted from the store: nodes that are gone for ever, and shapes that no node has."""
 
 from __future__ import annotations
 
@@ -9,20 +9,41 @@ from xce_nodeagent.upstream import claim, keys
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdwire import Delete, Operation, absent
 from xce_nodeagent.upstream.keys import Keys
+from xce_nodeagent.upstream.shapes import Collected, collect
+
+_NAMED = 5  # nodes that cannot be read, and are named
 
 
 def forget(settings: Settings, names: tuple[str, ...], seconds: float) -> dict[str, int]:
     """Delete the reports of nodes; give how many keys each had.
 
     The store itself compares, in the same transaction, that no agent lives under the name. What
-    many nodes share (their shape) stays. Raise Conflict, BadRequest or Upstream; nodes before the
-    one that it is about are deleted by then.
+    many nodes share (their shape) stays: see `shapes`. Raise Conflict, BadRequest or Upstream;
+    nodes before the one that it is about are deleted by then.
     """
     done: dict[str, int] = {}
     with asking(settings, seconds) as client:
         for name in names:
             done[name] = _forget(client, settings.keys, name)
     return done
+
+
+def shapes(settings: Settings, seconds: float, *, dry_run: bool) -> Collected:
+    """Delete the shapes that no node names; with `dry_run`, say which they are.
+
+    Raise Conflict where a node cannot be read, whose shape may be any of them, or Upstream.
+    """
+    with asking(settings, seconds) as client:
+        found = collect(client, settings.keys, dry_run=dry_run)
+    if found.unread:
+        named = ", ".join(found.unread[:_NAMED])
+        more = f" and {len(found.unread) - _NAMED} more" if len(found.unread) > _NAMED else ""
+        raise Conflict(
+            f"no shape is deleted: what {named}{more} reported cannot be read, and any may be"
+            " theirs; let their agents report anew, update this program, or --forget them first",
+            nodes=list(found.unread),
+        )
+    return found
 
 
 def _forget(client: Client, names: Keys, name: str) -> int:
