@@ -12,7 +12,7 @@ from upstream.certificates import Authority, server
 from upstream.receivers import receiver
 
 from xce_nodeagent.daemon.agentid import NAME, agent_id
-from xce_nodeagent.daemon.upstream import checks
+from xce_nodeagent.daemon.sinkchecks import checks
 from xce_nodeagent.model.config import parse
 from xce_nodeagent.upstream.delivery import Status
 

@@ -9,7 +9,7 @@ import pwd
 
 import pytest
 
-from xce_nodeagent.daemon.reporting import Reporting
+from xce_nodeagent.daemon.siteprogram import SiteProgram
 from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.model.config import parse
 from xce_nodeagent.privileged.ops import Reported
@@ -30,14 +30,14 @@ class Answering:
 def test_the_first_look_has_the_first_answer():
     async def scenario():
         runner, told = Answering(), asyncio.Event()
-        reporting = Reporting(runner, told.set, interval=0, patience=60)
+        program = SiteProgram(runner, told.set, interval=0, patience=60)
         runner.answers.put_nowait(instances({"id": "s0", "type": "scope"}))
-        await reporting.start()
-        assert [one.id for one in reporting.last.declared.instances] == ["s0"]
+        await program.start()
+        assert [one.id for one in program.last.declared.instances] == ["s0"]
         assert not told.is_set()  # it is no change: nobody has looked yet
         runner.answers.put_nowait(instances())
         await asyncio.wait_for(told.wait(), 20)
-        reporting.close()
+        program.close()
 
     asyncio.run(scenario())
 
@@ -45,13 +45,13 @@ def test_the_first_look_has_the_first_answer():
 def test_a_first_answer_that_is_late_is_a_change():
     async def scenario():
         runner, told = Answering(), asyncio.Event()
-        reporting = Reporting(runner, told.set, interval=0, patience=0)
-        await reporting.start()
-        assert reporting.last.state == "not_yet"
+        program = SiteProgram(runner, told.set, interval=0, patience=0)
+        await program.start()
+        assert program.last.state == "not_yet"
         runner.answers.put_nowait(instances({"id": "s0", "type": "scope"}))
         await asyncio.wait_for(told.wait(), 20)
-        assert reporting.last.state == "found"
-        reporting.close()
+        assert program.last.state == "found"
+        program.close()
 
     asyncio.run(scenario())
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
-from xce_nodeagent.daemon import bookkeeping, doctor, upstream
+from xce_nodeagent.daemon import bookkeeping, doctor, sinkchecks
 from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.upkeep import Upkeep
 from xce_nodeagent.model.config import Config
@@ -60,7 +60,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         *doctor.bindings(book, verification, differing, no_binder),
         *doctor.verification(verification, now, no_binder),
         *doctor.reloads(it.upkeep.reloads if it.upkeep else None),
-        *upstream.checks(it.reporter.statuses(), now),
+        *sinkchecks.checks(it.reporter.statuses(), now),
         *it.metrics,
         *doctor.shared(it.lifecycle.releases.vigil),
         *(() if witness.missing else strangers),

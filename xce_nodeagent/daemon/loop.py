@@ -20,7 +20,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
 from xce_nodeagent.binding.recovery import recover
 from xce_nodeagent.binding.supply import Dial, Supply
-from xce_nodeagent.daemon import reporting, sinks
+from xce_nodeagent.daemon import sinks, siteprogram
 from xce_nodeagent.daemon.account import Places
 from xce_nodeagent.daemon.agent import Agent
 from xce_nodeagent.daemon.cards import NEWS, Cards
@@ -33,9 +33,9 @@ from xce_nodeagent.daemon.metrics import Measured
 from xce_nodeagent.daemon.nodes import Nodes, node_watch
 from xce_nodeagent.daemon.parts import Parts
 from xce_nodeagent.daemon.reporter import Reporter
-from xce_nodeagent.daemon.reporting import Reporting
 from xce_nodeagent.daemon.selector import Placement
 from xce_nodeagent.daemon.server import Limits, Server
+from xce_nodeagent.daemon.siteprogram import SiteProgram
 from xce_nodeagent.daemon.survey import Survey
 from xce_nodeagent.daemon.upkeep import Heart, Upkeep, reload_watch
 from xce_nodeagent.errors import AgentError, Enforcement, NotReady
@@ -99,9 +99,9 @@ class Daemon:
         self._fencing, self.binder = fencing, fencing.binder
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
         self._cards = Cards(config, host, self._supply, state, self.ledger, answered=self._ask)
-        runner, pause = reporting.runner(config.reporter, self._supply)
-        self._reporting = Reporting(runner, lambda: self.changed(REPORTED), interval=pause)
-        host.report = (lambda: self._reporting.last) if runner else None
+        runner, pause = siteprogram.runner(config.reporter, self._supply)
+        self._site_program = SiteProgram(runner, lambda: self.changed(REPORTED), interval=pause)
+        host.report = (lambda: self._site_program.last) if runner else None
         own = (self._cards.prober, self._cards.listener, *((runner,) if runner else ()))
         self._helpers = (self.binder, self.witness, *own)
         self._executor = Executor(
@@ -190,7 +190,7 @@ class Daemon:
         self.survey.subscribe(self._cards.published)
         self.survey.subscribe(self._nodes.published)
         self._nodes.watch(node_watch())
-        await asyncio.gather(self._cards.ask(), self._reporting.start())
+        await asyncio.gather(self._cards.ask(), self._site_program.start())
         await self.survey.refresh()
         self._cards.start()
         counts = await recover(self.ledger, self._executor, lifecycle)
@@ -270,7 +270,7 @@ class Daemon:
         await self._cards.close()
         await self._reporter.close()
         self._nodes.close()
-        self._reporting.close()
+        self._site_program.close()
         for helper in self._helpers:
             helper.close()
         self._supply.close()

@@ -1,4 +1,4 @@
-"""What the site's reporter says, asked of the runner again and again, off every job's path.
+"""The site's program of `[reporter]`: what it says, asked of the runner, off every job's path.
 
 What it said the last time that all was well stays while it fails.
 """
@@ -37,7 +37,7 @@ class Runner(Protocol):
         ...
 
 
-class Reporting:
+class SiteProgram:
     """Asks each `interval` seconds; calls `changed` when something else is known than before.
 
     Without a runner there is no reporter, and it does nothing.
