@@ -26,10 +26,11 @@ from xce_nodeagent.providers import all_providers
 from xce_nodeagent.upstream import packing
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
+from xce_nodeagent.upstream.form import form_of
 from xce_nodeagent.upstream.keys import Keys
-from xce_nodeagent.upstream.reading import form_of, read
+from xce_nodeagent.upstream.reading import read
 from xce_nodeagent.upstream.report import Report, numbered, report
-from xce_nodeagent.upstream.shape import Parts, join, split
+from xce_nodeagent.upstream.shape import Parts, Shape, join, split
 
 PROFILES = ("dgx-h100", "dgx-h100", "dgx-a100-mig", "gb200", "mi300x", "cpu-only")
 SPACE = uuid.UUID("5d3b3a52-7d0e-4e57-9a41-4d0a2f8a2f11")
@@ -128,7 +129,8 @@ def reported(at: int) -> Report:
 
 def nodes(count: int) -> Iterator[Node]:
     """Give what a reader has of each node."""
-    forms = {one.shape: form_of(one.shape_data) for one in map(reported, range(count))}
+    shapes = {one.shape: one.shape_data for one in map(reported, range(count))}
+    forms = {sha: form_of(packing.unpack(data, Shape)) for sha, data in shapes.items()}
     for at in range(count):
         one = read(name(at), reported(at).entries, forms.__getitem__)
         yield one.away(since=TIME if is_stale(at) else 0.0, available=not is_stale(at))

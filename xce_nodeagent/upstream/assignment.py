@@ -20,7 +20,8 @@ from xce_nodeagent import placement
 from xce_nodeagent.errors import AgentError, NeverFits, NoFitNow, NotReady, Unhealthy
 from xce_nodeagent.model.request import Request, render
 from xce_nodeagent.upstream.fleet import Count, Fleet, Node
-from xce_nodeagent.upstream.reading import cut_cards, unavailable
+from xce_nodeagent.upstream.form import form_of
+from xce_nodeagent.upstream.reading import unavailable
 
 AWAY = "no sign of life"
 DOUBTED = "its report cannot be believed"
@@ -170,5 +171,5 @@ def _most(node: Node, kind: str, cut: dict[int, int]) -> int:
     if kind != "gpu" or node.shape is None:
         return total
     if id(node.shape) not in cut:
-        cut[id(node.shape)] = len(cut_cards(node.shape))
+        cut[id(node.shape)] = len(form_of(node.shape).cut)
     return total - cut[id(node.shape)]

@@ -22,8 +22,10 @@ from msgspec import structs
 from xce_nodeagent.upstream import claim, packing, report
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
+from xce_nodeagent.upstream.form import Form, form_of
 from xce_nodeagent.upstream.keys import EntryKey, Keys, LiveKey, RivalKey, ShapeKey
-from xce_nodeagent.upstream.reading import Form, Shared, form_of, read
+from xce_nodeagent.upstream.reading import Shared, read
+from xce_nodeagent.upstream.shape import Shape
 
 _log = logging.getLogger(__name__)
 
@@ -316,7 +318,7 @@ class Mirror:
         try:
             if (really := packing.digest(data)) != sha256:
                 return f"its shape {sha256[:16]} is another: its hash is {really[:16]}"
-            return form_of(data)
+            return form_of(packing.unpack(data, Shape))
         except packing.Unreadable as error:
             return f"its shape {sha256[:16]}: {error}"
 

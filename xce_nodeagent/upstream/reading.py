@@ -6,15 +6,16 @@ fault of its node, in words; what can be read of the node is shown all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.upstream import packing
 from xce_nodeagent.upstream.fleet import Count, Node
+from xce_nodeagent.upstream.form import Form
 from xce_nodeagent.upstream.report import (
     BINDING,
     HEAD,
@@ -27,7 +28,7 @@ from xce_nodeagent.upstream.report import (
     Held,
     Problems,
 )
-from xce_nodeagent.upstream.shape import USUAL, Shape, State, Static
+from xce_nodeagent.upstream.shape import USUAL, State, Static
 
 T = TypeVar("T")
 
@@ -36,52 +37,6 @@ MOST_FAULTS = 8
 _LONGEST = 200  # characters of a fault
 _MOST_SHARED = 8192
 _MOST = 1 << 63  # of anything that is counted
-
-
-class Form(Struct, frozen=True):
-    """A shape as a reader uses it: of each row its type, and the places of what it overlaps."""
-
-    shape: Shape
-    types: tuple[str, ...]
-    overlaps: tuple[tuple[int, ...], ...]
-    cut: frozenset[int]
-    """The places of cards that are cut into slices: they are no `gpu` for a count."""
-    divisible: frozenset[str]
-
-
-def form_of(data: bytes) -> Form:
-    """Read a shape. Raise packing.Unreadable."""
-    shape = packing.unpack(data, Shape)
-    count = len(shape.rows)
-    return Form(
-        shape=shape,
-        types=tuple(row.type for row in shape.rows),
-        overlaps=tuple(
-            tuple(at for other in row.overlaps if (at := _place(other, count)) is not None)
-            for row in shape.rows
-        ),
-        cut=cut_cards(shape),
-        divisible=frozenset(kind.name for kind in shape.types if kind.divisible),
-    )
-
-
-def cut_cards(shape: Shape) -> frozenset[int]:
-    """Give the places of cards that are cut into slices. Raise packing.Unreadable."""
-    count = len(shape.rows)
-    parents = [_place(row.parent, count) for row in shape.rows if row.type == "mig"]
-    return frozenset(at for at in parents if at is not None and shape.rows[at].type == "gpu")
-
-
-def _place(reference: str | None, count: int) -> int | None:
-    """Give the place that `#3` refers to; None for what is no instance of this host."""
-    if reference is None or not reference.startswith("#"):
-        return None
-    digits = reference[1:]
-    if not (digits.isdecimal() and digits.isascii()):
-        return None
-    if len(digits) > 9 or int(digits) >= count:
-        raise packing.Unreadable(f"a reference to instance {digits[:20]} of {count}")
-    return int(digits)
 
 
 class Shared:
@@ -253,8 +208,7 @@ def _totals(
     bindings: tuple[Held, ...],
     counters: Mapping[str, object],
 ) -> dict[str, Count]:
-    held = {one for binding in bindings for one in binding.instances}
-    taken = held.union(*(binding.excluded for binding in bindings))
+    gone = taken(bindings, ids, form)
     found: dict[str, list[int]] = {}
     for at, kind in enumerate(form.types):
         if kind in form.divisible:
@@ -264,7 +218,7 @@ def _totals(
         if state.reserved:
             count[5] += 1
             continue
-        away = ids[at] in taken or any(ids[other] in held for other in form.overlaps[at])
+        away = ids[at] in gone
         count[0] += 1
         count[1] += state.healthy
         count[2] += state.healthy and not away and not state.drained and at not in form.cut
@@ -285,15 +239,34 @@ def _amount(counter: Mapping[object, object], name: str) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
+def taken(bindings: Iterable[Held], ids: Sequence[str], form: Form) -> frozenset[str]:
+    """Give the ids of a host of a form that bindings take; see `unavailable`."""
+    overlaps = ([ids[at] for at in places] for places in form.overlaps)
+    return _taken(bindings, zip(ids, overlaps, strict=True))
+
+
 def unavailable(node: Node, inventory: Inventory, given: Collection[str] = ()) -> frozenset[str]:
     """Give the ids that are held or quarantined, or overlap that now or when it was bound.
 
     `given` is held, too, by bindings that are not in the report yet.
     """
-    held = {one for binding in node.bindings for one in binding.instances}.union(given)
-    taken = held.union(*(binding.excluded for binding in node.bindings))
+    return _taken(node.bindings, ((one.id, one.overlaps) for one in inventory.instances), given)
+
+
+def _taken(
+    bindings: Iterable[Held],
+    instances: Iterable[tuple[str, Collection[str]]],
+    given: Collection[str] = (),
+) -> frozenset[str]:
+    """Give what is taken of instances, which come with what they overlap."""
+    held, excluded = set(given), set[str]()
+    for binding in bindings:
+        held.update(binding.instances)
+        excluded.update(binding.excluded)
+    if not held and not excluded:
+        return frozenset()
     return frozenset(
-        one.id
-        for one in inventory.instances
-        if one.id in taken or not held.isdisjoint(one.overlaps)
+        one
+        for one, overlaps in instances
+        if one in held or one in excluded or not held.isdisjoint(overlaps)
     )

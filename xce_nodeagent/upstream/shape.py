@@ -37,6 +37,7 @@ MOVING = frozenset({
 """Attributes that change while the hardware stays what it is."""
 
 _MARK = "#"
+_BEYOND = 10**9  # the place of what has more digits: no host has so many instances
 
 Attributes = dict[str, AttributeValue]
 
@@ -160,6 +161,14 @@ def join(shape: Shape, static: Static, states: Mapping[str, State], bare: Invent
     )
 
 
+def place(reference: str) -> int | None:
+    """Give the place that `#3` refers to; None for a text that is no reference."""
+    digits = reference.removeprefix(_MARK)
+    if digits == reference or not (digits.isdecimal() and digits.isascii()):
+        return None
+    return int(digits) if len(digits) < 10 else _BEYOND
+
+
 def _row(one: Instance, places: Mapping[str, str]) -> Row:
     kept = {k: v for k, v in one.attributes.items() if k not in OWN and k not in MOVING}
     return Row(
@@ -262,8 +271,8 @@ def _resolve(value: Any, ids: Sequence[str]) -> Any:
     if isinstance(value, str):
         if not value.startswith(_MARK):
             return value
-        rest = value[1:]
-        return ids[int(rest)] if rest.isdecimal() and rest.isascii() else rest
+        at = place(value)
+        return value[1:] if at is None else ids[at]
     if isinstance(value, dict):
         return {_resolve(key, ids): _resolve(inside, ids) for key, inside in value.items()}
     if isinstance(value, list):

@@ -27,6 +27,9 @@ from xce_nodeagent.cli.fleet.view import (
 from xce_nodeagent.model.name import cleaned, printable
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.fleet import Fleet, Node
+from xce_nodeagent.upstream.form import Form, form_of
+from xce_nodeagent.upstream.packing import Unreadable
+from xce_nodeagent.upstream.reading import taken
 from xce_nodeagent.upstream.shape import USUAL, Shape, State
 
 _COMPUTING = ("gpu", "accelerator")
@@ -40,14 +43,14 @@ def text(told: str) -> str:
     return printable(told if len(told) <= _LONGEST else f"{told[:_LONGEST]}…")
 
 
-class _Row(Struct, frozen=True):
-    """An instance as all hosts of a shape have it; other instances by their places."""
+class _Kind(Struct, frozen=True):
+    """A shape as all its hosts are shown: of each row its type, its model and its parts."""
 
-    type: str
-    model: str
-    overlaps: tuple[int, ...]
-    parts: tuple[int, ...]
-    cut: bool
+    form: Form
+    types: tuple[str, ...]
+    """Empty for what is held in parts: the reader counts that."""
+    models: tuple[str, ...]
+    parts: tuple[tuple[int, ...], ...]
 
 
 class Survey:
@@ -55,7 +58,7 @@ class Survey:
 
     def __init__(self, block: Block) -> None:
         self._block = block
-        self._rows: dict[str, tuple[_Row, ...]] = {}
+        self._kinds: dict[str, _Kind | None] = {}
         self._nodes: dict[str, tuple[Node, NodeView]] = {}
 
     def view(self, fleet: Fleet, outdated: str = "") -> FleetView:
@@ -84,9 +87,9 @@ class Survey:
         wrong = tuple(
             Wrong(
                 id=text(one.id),
-                type=one.row.type,
+                type=one.type,
                 state=state,
-                reason=text(one.why.reason),
+                reason=text(one.reason),
             )
             for one in states
             if (state := _kept(one.state))
@@ -115,75 +118,65 @@ class Survey:
                 for one in node.bindings
             ),
             wrong=wrong,
-            cards="".join(_card(one, states) for one in states if one.row.type in _COMPUTING),
+            cards="".join(_card(one, states) for one in states if one.type in _COMPUTING),
         )
 
     def _states(self, node: Node, ids: tuple[str, ...]) -> list[_One]:
-        rows = self._rows_of(node)
-        if len(rows) != len(ids):  # the reader has told it as a fault
+        kind = self._kind(node)
+        if kind is None or len(kind.types) != len(ids):  # the reader has told it as a fault
             return []
-        held = {one for binding in node.bindings for one in binding.instances}
-        taken = held.union(*(binding.excluded for binding in node.bindings))
+        held = taken(node.bindings, ids, kind.form)
         found = []
-        for row, id_ in zip(rows, ids, strict=True):
+        for at, id_ in enumerate(ids):
             why = node.states.get(id_, USUAL)
-            has = id_ in taken or any(ids[at] in held for at in row.overlaps)
-            found.append(_One(id_, row, why, _state(row, why, held=has, here=node.available)))
+            state = _state(why, cut=at in kind.form.cut, held=id_ in held, here=node.available)
+            found.append(
+                _One(id_, kind.types[at], kind.models[at], kind.parts[at], why.reason, state)
+            )
         return found
 
-    def _rows_of(self, node: Node) -> tuple[_Row, ...]:
+    def _kind(self, node: Node) -> _Kind | None:
         if node.shape is None:
-            return ()
-        if node.shape_hash not in self._rows:
-            self._rows[node.shape_hash] = _rows(node.shape)
-        return self._rows[node.shape_hash]
+            return None
+        if node.shape_hash not in self._kinds:
+            self._kinds[node.shape_hash] = _kind_of(node.shape)
+        return self._kinds[node.shape_hash]
 
 
 class _One(Struct, frozen=True):
+    """An instance of a node; `parts` are the places of its own."""
+
     id: str
-    row: _Row
-    why: State
+    type: str
+    model: str
+    parts: tuple[int, ...]
+    reason: str
     state: str
 
 
-def _rows(shape: Shape) -> tuple[_Row, ...]:
-    """Read a shape's rows; those that are held in parts are counted by the reader."""
-    divisible = {kind.name for kind in shape.types if kind.divisible}
-    parts: dict[int, list[int]] = {}
-    slices = set()
-    for at, row in enumerate(shape.rows):
-        if row.type in _PARTS and (parent := _place(row.parent, len(shape.rows))) is not None:
+def _kind_of(shape: Shape) -> _Kind | None:
+    try:
+        form = form_of(shape)
+    except Unreadable:  # which the reader has told as a fault
+        return None
+    parts: dict[int | None, list[int]] = {}
+    for at, parent in enumerate(form.parents):
+        if form.types[at] in _PARTS:
             parts.setdefault(parent, []).append(at)
-            if row.type == "mig":
-                slices.add(parent)
-    return tuple(
-        _Row(
-            type="" if row.type in divisible else text(row.type),
-            model=text(str(cleaned(row.attributes.get("model", "")))),
-            overlaps=tuple(
-                place for one in row.overlaps if (place := _place(one, len(shape.rows))) is not None
-            ),
-            parts=tuple(parts.get(at, ())),
-            cut=at in slices,
-        )
-        for at, row in enumerate(shape.rows)
+    return _Kind(
+        form=form,
+        types=tuple("" if one in form.divisible else text(one) for one in form.types),
+        models=tuple(text(str(cleaned(row.attributes.get("model", "")))) for row in shape.rows),
+        parts=tuple(tuple(parts.get(at, ())) for at in range(len(shape.rows))),
     )
 
 
-def _place(reference: str | None, count: int) -> int | None:
-    """Give the place that a reference as `#3` names (upstream/shape.py); None where it is none."""
-    digits = (reference or "").removeprefix("#")
-    if not (digits.isdecimal() and digits.isascii() and len(digits) < 10):
-        return None
-    return int(digits) if reference != digits and int(digits) < count else None
-
-
-def _state(row: _Row, why: State, *, held: bool, here: bool) -> str:
+def _state(why: State, *, cut: bool, held: bool, here: bool) -> str:
     if not why.healthy:
         return "unhealthy"
     if why.drained:
         return "drained"
-    if why.reserved or row.cut:
+    if why.reserved or cut:
         return "reserved"
     if held:
         return "held"
@@ -196,16 +189,16 @@ def _kept(state: str) -> Literal["unhealthy", "drained"] | None:
 
 def _card(one: _One, states: list[_One]) -> str:
     """Give the letter of a card; one that is cut or shared shows what its parts do."""
-    if one.state in ("unhealthy", "drained") or not one.row.parts:
+    if one.state in ("unhealthy", "drained") or not one.parts:
         return one.state[0]
-    parts = [states[at].state for at in one.row.parts]
+    parts = [states[at].state for at in one.parts]
     if all(part == parts[0] for part in parts):
         return parts[0][0]
     return "p" if "held" in parts else "f" if "free" in parts else "u"
 
 
 def _tallies(states: list[_One]) -> tuple[Tally, ...]:
-    counted = Counter((one.row.type, one.row.model, one.state) for one in states if one.row.type)
+    counted = Counter((one.type, one.model, one.state) for one in states if one.type)
     return added(
         (
             structs.replace(Tally(type=kind, model=model), **{state: count})
