@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import uuid
 
 import fleets
 import msgspec
@@ -132,6 +134,18 @@ def test_a_new_reader_does_not_trust_half_a_report() -> None:
 
 FEW = 6
 FINAL = state(FEW)
+
+
+def test_names_of_entries_go_with_them() -> None:
+    """Some Pythons keep what is interned for ever; and what each node has is one object."""
+    reader = Reader(state(2))
+    name = f"binding/{uuid.uuid4()}/1"
+    reader.put(entry(1, name), b"{}")
+    fleet = reader.fleet(SETTLE)  # its head does not have it
+    assert name in node(fleet, 1).entries
+    assert sys.intern(name) is name
+    one, other = (next(k for k in node(fleet, at).entries if k == "static") for at in (0, 1))
+    assert one is other
 
 
 @settings(max_examples=60)

@@ -64,8 +64,6 @@ PAGE = 256
 _PAGE_MOST = 10_000
 _PAGE_BYTES = 1 << 20
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 # Without a token a member may take its own certificate's name for the user, who may not do much.
 NO_TOKEN = (StaleToken, Unauthenticated, Denied)
 
@@ -126,6 +124,11 @@ class Client:
     def close(self) -> None:
         """End all connections, for good; a thread that waits for an answer is told so."""
         self.closed = True
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def interrupt(self) -> None:
+        """End all connections for now; a thread that waits for an answer asks again."""
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -320,7 +323,7 @@ class Client:
             raise etcderror.read(url, answer.status, answer.body)
         try:
             told = etcdwire.read(answer.body, kind)
-        except _UNREADABLE as error:
+        except etcdwire.UNREADABLE as error:
             raise Garbage(f"{url}: its answer to {path}: {error}"[:300]) from None
         self.check(url, told.result.header if isinstance(told, Streamed) else told.header)  # type: ignore[attr-defined]
         return told

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import msgspec
 from msgspec import Struct
 
 from xce_nodeagent.upstream import etcderror, etcdwire, keys
@@ -20,6 +19,7 @@ from xce_nodeagent.upstream.etcderror import (
     EtcdError,
     Future,
     Garbage,
+    Unreachable,
 )
 from xce_nodeagent.upstream.etcdwire import Event, Watched, WatchLine
 from xce_nodeagent.upstream.noanswer import NoAnswer
@@ -30,17 +30,18 @@ OPEN_SECONDS = 5.0
 """Seconds until a new stream has said that it is one."""
 
 _MOST = 16 * LARGEST
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Batch(Struct, frozen=True):
     """All that happened up to a revision, in its order; whole revisions only.
 
-    One without events says that the stream is open, and where it had come to.
+    One without events says that the stream is open, and where it had come to. `current`: the store
+    had nothing newer then.
     """
 
     revision: int
     events: tuple[Event, ...] = ()
+    current: bool = False
 
 
 def follow(
@@ -53,14 +54,19 @@ def follow(
     the last batch.
     """
     broken = 0
+    reached = after  # up to it the store has told all, though others' keys are what is newest
     while True:
         stream = client.anywhere(partial(_open, client, prefix, after, quiet_seconds))
-        yield Batch(after)
+        yield Batch(after, current=stream.revision <= reached)
         try:
             for batch in stream.batches():
                 broken = 0
                 after = max(after, batch.revision)
+                reached = max(reached, after)
                 yield batch
+            # Of what there was when it was opened, nothing was about these keys.
+            reached = max(reached, stream.revision)
+            broken = 0
         except EtcdError as error:
             # Each member may break once before that is told.
             broken += 1
@@ -76,6 +82,7 @@ class _Stream:
 
     def __init__(self, url: str, connection: Connection, lines: Iterator[bytes]) -> None:
         self.url = url
+        self.revision = 0  # the store's when it was opened
         self.connection = connection
         self._lines = lines
 
@@ -92,14 +99,17 @@ class _Stream:
             if told.fragment:
                 continue
             last = max((event.kv.mod_revision for event in waiting), default=0)
-            yield Batch(last or told.header.revision, tuple(waiting))
+            now = told.header.revision
+            yield Batch(last or now, tuple(waiting), current=now <= (last or now))
             waiting, size = [], 0
+        if waiting:
+            raise Unreachable(f"{self.url}: the rest of a revision did not come in time")
 
     def _line(self) -> bytes | None:
         try:
             return next(self._lines)
         except NoAnswer as error:
-            if error.late:
+            if error.late and not error.partial:
                 return None
             raise unanswered(self.url, error) from None
 
@@ -107,7 +117,7 @@ class _Stream:
         """Read a line; raise what it says where it is the last one."""
         try:
             found = etcdwire.read(line, WatchLine)
-        except _UNREADABLE as error:
+        except etcdwire.UNREADABLE as error:
             raise Garbage(f"{self.url}: a line of its watch: {error}"[:300]) from None
         told = found.result
         if told is None:
@@ -153,6 +163,7 @@ def _opened(client: Client, prefix: bytes, after: int, quiet_seconds: float, url
     try:
         first = stream.read(next(lines))
         client.check(url, first.header)
+        stream.revision = first.header.revision
         if first.header.revision < after:
             raise Future(
                 f"{url}: it is at revision {first.header.revision}, before {after}: its data is"

@@ -15,6 +15,9 @@ from xce_nodeagent.upstream import keys
 
 T = TypeVar("T")
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What `read` raises."""
+
 
 class Header(Struct, frozen=True):
     """Of every answer: which cluster and member it comes from, and the store's revision."""
@@ -239,6 +242,6 @@ def written(value: Any) -> bytes:
 
 
 def read(data: bytes, kind: type[T]) -> T:
-    """Read an answer. Raise msgspec.DecodeError, UnicodeDecodeError or RecursionError."""
+    """Read an answer. Raise one of UNREADABLE."""
     # Numbers are strings: not strict takes both, and takes "true" for a boolean; no harm here.
     return msgspec.json.decode(data, type=kind, strict=False)

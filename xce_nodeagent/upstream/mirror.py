@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Iterable
 from types import MappingProxyType
 
@@ -41,6 +40,8 @@ MOST_ENTRIES = 4096
 MOST_RIVALS = 8
 """Other agents that claim a node's name, and are told."""
 
+# One object for the names that each node has. Interned they would stay for ever (Python 3.12).
+_COMMON = {name: name for name in (report.HEAD, report.STATIC, report.PROBLEMS)}
 _LONGEST_NAME = 253  # of a host (RFC 1035)
 _MOST_STRANGE = 1000  # keys of no node that are remembered
 
@@ -178,7 +179,7 @@ class Mirror:
 
     def _entry(self, name: str, entry: str, value: bytes | None) -> None:
         record = self._record(name, make=value is not None)
-        if record is not None and record.put(sys.intern(entry), value):
+        if record is not None and record.put(_COMMON.get(entry, entry), value):
             self._changed.add(name)
 
     def _live(self, name: str, value: bytes | None, lease: int, now: float, wall: float) -> None:

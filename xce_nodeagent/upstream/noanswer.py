@@ -14,7 +14,8 @@ class NoAnswer(Exception):
 
     `certificate`: a certificate is the cause, one of ours or of theirs, so that only somebody can
     help. `begun`: the request may have got there, and may have been carried out. `large`: there is
-    an answer, of more bytes than may be. `late`: it did not come in time. `status` and `body` are
+    an answer, of more bytes than may be. `late`: it did not come in time. `partial`: of a line of a
+    stream, only a part did. `status` and `body` are
     those of an answer where a stream was asked for.
     """
 
@@ -35,6 +36,7 @@ class NoAnswer(Exception):
         self.begun = begun
         self.large = large
         self.late = late
+        self.partial = False
         self.status = status
         self.body = body
 

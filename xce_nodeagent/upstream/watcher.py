@@ -97,6 +97,7 @@ class Watcher:
         self._client = client
         self._prefix = keys.prefix
         self._read_to = 0  # the last revision that was read; 0: all is to be listed
+        self._spoilt = ""  # why what was read was not all taken in, and all is to be listed
         self._mirror = Mirror(keys, grace=grace, settle=settle)
         self._clock = clock
         self._wall = wall
@@ -122,12 +123,15 @@ class Watcher:
             thread.start()
 
     def close(self) -> None:
-        """End; the last fleet stays, and who waits for another is told that there is none."""
+        """End; the last fleet stays, and who waits for another is told that there is none.
+
+        From a callback, too: that is the last one then.
+        """
         with self._condition:
             self._closed = True
             self._condition.notify_all()
         for thread in self._threads:
-            while thread.is_alive():
+            while thread.is_alive() and thread is not threading.current_thread():
                 self._client.close()  # again: it may just have opened another connection
                 thread.join(0.1)
         self._client.close()
@@ -195,6 +199,9 @@ class Watcher:
         pause = _BACKOFF[0]
         while not self._closed:
             began = time.monotonic()
+            with self._condition:
+                if self._spoilt:
+                    self._spoilt, self._read_to = "", 0
             try:
                 self._follow()
             except etcderror.Compacted as error:
@@ -207,7 +214,10 @@ class Watcher:
                     return
                 if self._state.phase != "away":
                     _log.warning("fleet: the store is away: %s", error.reason)
-                self._enter("away", error.reason, self._remedy(error))
+                if self._spoilt:
+                    self._enter("away", self._spoilt)
+                else:
+                    self._enter("away", error.reason, self._remedy(error))
             except Exception as error:  # noqa: BLE001  # a thread that ends would be no reader any more
                 _log.exception("fleet: a fault of this program; all is read again")
                 self._read_to = 0
@@ -231,7 +241,9 @@ class Watcher:
             if self._client.cluster != cluster:  # revisions of one say nothing in another
                 self._read_to = 0
                 return
-            self._enter("following", heard=True)
+            if self._spoilt:
+                return
+            self._enter("following", heard=batch.current)
             if batch.events:
                 self._hand(_Changed(batch.events, batch.revision), len(batch.events))
             self._read_to = batch.revision
@@ -249,6 +261,8 @@ class Watcher:
         with self._condition:
             while self._waiting > _MOST_PENDING and not self._closed:
                 self._condition.wait()
+            if self._spoilt:  # it goes on from what was lost
+                return
             self._pending.append(read)
             self._waiting += count
             self._condition.notify_all()
@@ -293,10 +307,19 @@ class Watcher:
             last = time.monotonic()
             try:
                 self._take()
-            except Exception:  # noqa: BLE001  # a thread that ends is no reader any more
-                _log.exception("fleet: a fault of this program; the fleet stays as it was")
-                if not self._pending:
-                    self._rest(1.0)
+            except Exception as error:  # noqa: BLE001  # a thread that ends is no reader any more
+                _log.exception("fleet: a fault of this program; all is read again")
+                self._spoil(f"a fault of this program: {type(error).__name__}: {error}")
+                self._rest(1.0)
+
+    def _spoil(self, why: str) -> None:
+        """Have all read again: nobody knows how much was taken in of what was read."""
+        with self._condition:
+            self._spoilt = why
+            self._pending, self._waiting = [], 0
+            self._condition.notify_all()
+        self._enter("away", why)
+        self._client.interrupt()  # a stream may be quiet for long
 
     def _take(self) -> None:
         """Take in what was read, and give out the fleet that it makes."""
@@ -330,6 +353,8 @@ class Watcher:
             callbacks = tuple(self._callbacks.values())
             self._condition.notify_all()
         for callback in callbacks:
+            if self._closed:
+                return
             try:
                 callback(fleet)
             except Exception:  # noqa: BLE001  # one that fails is its own business

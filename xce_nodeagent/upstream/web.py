@@ -181,8 +181,12 @@ class Connection:
         size = 0
         try:
             while True:
-                with self._telling():
-                    piece = response.read1(_PIECE)
+                try:
+                    with self._telling():
+                        piece = response.read1(_PIECE)
+                except NoAnswer as error:
+                    error.partial = size > 0
+                    raise
                 if not piece:
                     raise NoAnswer(f"{self.address}: the stream was ended", begun=True)
                 pieces.append(piece)
