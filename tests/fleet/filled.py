@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from random import Random
 
 import fleets
+from asking import Asking
 
-from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdwire import put
 from xce_nodeagent.upstream.keys import Keys
 
@@ -21,7 +21,7 @@ class Filled:
     def __init__(self, etcd, folder) -> None:
         self.prefix = f"/{folder.name}/"
         self.keys = Keys(self.prefix)
-        self.client = Client([etcd.url], Random(1))  # noqa: S311  # a test
+        self.client = Asking([etcd.url], Random(1))  # noqa: S311  # a test
         self.lease = self.client.grant(3600).ID
         self.fill(etcd, folder)
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 
+from asking import Asking
+
 from xce_nodeagent.upstream import etcdwire
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.keys import Keys
@@ -17,8 +19,8 @@ OPERATIONS = 128
 
 
 @contextlib.contextmanager
-def client(url: str) -> Iterator[Client]:
-    one = Client([url], Random(1))  # noqa: S311  # which member comes first
+def client(url: str) -> Iterator[Asking]:
+    one = Asking([url], Random(1))  # noqa: S311  # which member comes first
     try:
         yield one
     finally:

@@ -133,7 +133,12 @@ def nodes(count: int) -> Iterator[Node]:
     forms = {sha: form_of(packing.unpack(data, Shape)) for sha, data in shapes.items()}
     for at in range(count):
         one = read(name(at), reported(at).entries, forms.__getitem__)
-        yield one.away(since=TIME if is_stale(at) else 0.0, available=not is_stale(at))
+        yield away(one, since=TIME if is_stale(at) else 0.0, available=not is_stale(at))
+
+
+def away(node: Node, *, since: float = 1.0, available: bool = False) -> Node:
+    """Give the node with another liveness, and all else as it is."""
+    return structs.replace(node, since=since, available=available)
 
 
 def fleet(count: int) -> Fleet:

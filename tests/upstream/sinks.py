@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import fleets
+from asking import Asking
 from etcds import DEADLINE, Etcd
 from msgspec import structs
 
@@ -59,7 +60,7 @@ class Place:
         self.urls = [one.url for one in ([members] if isinstance(members, Etcd) else members)]
         self.keys = Keys(prefix)
         self.clock = Clock()
-        self.reader = Client(self.urls, Random(2))  # noqa: S311  # no secret
+        self.reader = Asking(self.urls, Random(2))  # noqa: S311  # no secret
         self._open: list[Any] = [self.reader]
 
     def sink(self, *, lease: int = LEASE, urls: Sequence[str] = (), **options: Any) -> EtcdSink:

@@ -103,7 +103,7 @@ def test_never_is_said_only_where_no_node_could(fleet: Fleet) -> None:
     cut = {name: node for name, node in fleet.nodes.items() if "mig" in node.totals}
     with pytest.raises(NeverFits):  # five of its eight cards are whole
         assign(structs.replace(fleet, nodes=cut), parse("rusage[gpu=6]"))
-    asleep = {name: node.away(since=1.0, available=False) for name, node in fleet.nodes.items()}
+    asleep = {name: fleets.away(node) for name, node in fleet.nodes.items()}
     with pytest.raises(NoFitNow, match="160 no sign of life"):
         assign(structs.replace(fleet, nodes=asleep), parse("rusage[gpu=1]"))
     with pytest.raises(NoFitNow, match="no nodes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from asking import Asking
 
 from xce_nodeagent.upstream.etcd import PAGE, Client
 from xce_nodeagent.upstream.etcderror import (
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.needs("etcd")
 
 @pytest.fixture
 def client(etcd, chance):
-    one = Client([etcd.url], chance)
+    one = Asking([etcd.url], chance)
     yield one
     one.close()
 

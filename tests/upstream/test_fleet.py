@@ -72,9 +72,7 @@ def test_the_counts_of_a_fleet(fleet: Fleet) -> None:
 
 def test_the_digest_is_of_reports_and_not_of_liveness(fleet: Fleet) -> None:
     name, node = next(iter(fleet.nodes.items()))
-    asleep = structs.replace(
-        fleet, nodes={**fleet.nodes, name: node.away(since=1.0, available=False)}
-    )
+    asleep = structs.replace(fleet, nodes={**fleet.nodes, name: fleets.away(node)})
     assert asleep.digest == fleet.digest
     backwards = dict(reversed(list(fleet.nodes.items())))
     assert structs.replace(fleet, nodes=backwards).digest == fleet.digest

@@ -340,7 +340,7 @@ def test_a_master_that_is_killed_comes_back_to_the_same(etcd, keys: Keys) -> Non
     assert told == [[str(NODES), expected.digest]] * 2
     with filling.watching(etcd.url, keys) as reader:
         found = reader.wait_for(lambda fleet: bool(fleet.nodes), seconds=SECONDS)
-    asleep = {n: one.away(since=0.0, available=False) for n, one in expected.nodes.items()}
+    asleep = {n: fleets.away(one, since=0.0) for n, one in expected.nodes.items()}
     assert lasting(found) == asleep
     bindings = [binding for node in found.nodes.values() for binding in node.bindings]
     assert len(bindings) > NODES / 4

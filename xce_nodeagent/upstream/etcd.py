@@ -34,10 +34,7 @@ from xce_nodeagent.upstream.etcderror import (
     Unreachable,
 )
 from xce_nodeagent.upstream.etcdwire import (
-    Alarm,
-    Alarms,
     Compare,
-    Done,
     Found,
     Header,
     Kv,
@@ -177,28 +174,9 @@ class Client:
             raise LeaseGone(f"{self._first()}: requested lease not found")
         return told.TTL
 
-    def time_to_live(self, lease: int) -> int:
-        """Give the seconds that a lease has left. Raise LeaseGone."""
-        told = self._call("lease/timetolive", {"ID": lease}, Lease)
-        if told.TTL <= 0:
-            raise LeaseGone(f"{self._first()}: requested lease not found")
-        return told.TTL
-
-    def revoke(self, lease: int) -> None:
-        """End a lease, and the keys that have it. Raise LeaseGone."""
-        self._call("lease/revoke", {"ID": lease}, Done)
-
-    def compact(self, revision: int) -> None:
-        """Have the store forget what was before a revision."""
-        self._call("kv/compaction", {"revision": revision}, Done)
-
     def status(self) -> Status:
         """Ask a member what it says of itself."""
         return self._call("maintenance/status", {}, Status)
-
-    def alarms(self) -> tuple[Alarm, ...]:
-        """Give the alarms that are on. It takes root's rights where there are users."""
-        return self._call("maintenance/alarm", {"action": "GET"}, Alarms).alarms
 
     # ---- pages ------------------------------------------------------------------------------
 
@@ -346,7 +324,7 @@ class Client:
     def check(self, url: str, header: Header) -> None:
         """Raise OtherCluster where an answer is not of the right cluster."""
         found = header.cluster_id
-        if not found:  # the list of alarms has no header
+        if not found:  # it says nothing of it
             return
         if self._pinned and found not in self._pinned:
             raise OtherCluster(

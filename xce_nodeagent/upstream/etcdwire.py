@@ -79,31 +79,11 @@ class Status(Struct, frozen=True):
     errors: tuple[str, ...] = ()
 
 
-class Alarm(Struct, frozen=True):
-    """An alarm that a member raised: NOSPACE or CORRUPT."""
-
-    memberID: int = 0  # noqa: N815  # etcd's own word
-    alarm: str = ""
-
-
-class Alarms(Struct, frozen=True):
-    """All alarms of the cluster."""
-
-    header: Header = Header()
-    alarms: tuple[Alarm, ...] = ()
-
-
 class Token(Struct, frozen=True):
     """The answer to a user and a password."""
 
     header: Header = Header()
     token: str = ""
-
-
-class Done(Struct, frozen=True):
-    """An answer that says no more than that it was done."""
-
-    header: Header = Header()
 
 
 class Streamed(Struct, frozen=True):
@@ -128,7 +108,6 @@ class Watched(Struct, frozen=True):
     """What a watch tells; `fragment`: more of the same revisions follows."""
 
     header: Header = Header()
-    created: bool = False
     canceled: bool = False
     cancel_reason: str = ""
     compact_revision: int = 0
@@ -146,9 +125,8 @@ class WatchLine(Struct, frozen=True):
 class Compare(Struct, frozen=True, omit_defaults=True):
     """What must be true of a key for a txn's first branch."""
 
-    target: Literal["VALUE", "MOD", "CREATE", "LEASE", "VERSION"]
+    target: Literal["MOD", "CREATE"]
     key: bytes
-    value: bytes | None = None
     mod_revision: int | None = None
     create_revision: int | None = None
 
@@ -166,7 +144,6 @@ class Range(Struct, frozen=True, omit_defaults=True):
     sort_order: Literal["NONE", "ASCEND", "DESCEND"] = "NONE"
     sort_target: Literal["KEY", "VERSION", "CREATE", "MOD", "VALUE"] = "KEY"
     keys_only: bool = False
-    count_only: bool = False
 
 
 class Put(Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from xce_nodeagent.model.instance import Holder
 from xce_nodeagent.model.inventory import Inventory, with_holders
@@ -103,10 +103,6 @@ class Node(Struct, frozen=True, kw_only=True):
             for instance in binding.instances:
                 holders.setdefault(instance, []).append(Holder(binding.job, binding.attempt))
         return with_holders(found, holders)
-
-    def away(self, *, since: float, available: bool) -> Node:
-        """Give the node with another liveness, and all else as it is."""
-        return structs.replace(self, since=since, available=available)
 
 
 class Fleet(Struct, frozen=True, kw_only=True, dict=True):

@@ -249,12 +249,6 @@ def difference(before: Report | None, after: Report) -> Delta:
     )
 
 
-def applied(entries: Entries, delta: Delta) -> dict[str, bytes]:
-    """Give the entries after a delta; the caller has seen to it that they are those of `after`."""
-    gone = frozenset(delta.deletes)
-    return {**{name: data for name, data in entries.items() if name not in gone}, **delta.puts}
-
-
 def inventory_of(entries: Entries, shape: Shape) -> Inventory:
     """Put a node's inventory together from its entries. Raise packing.Unreadable, or ValueError."""
     head = packing.unpack(entries[HEAD], Head)
