@@ -18,7 +18,7 @@ from states import after, binding, scanned
 
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.upstream import UpstreamEtcdConfig, UpstreamHttpConfig
-from xce_nodeagent.upstream import packing, store
+from xce_nodeagent.upstream import etcdstore, packing
 from xce_nodeagent.upstream.delivery import Delivery
 from xce_nodeagent.upstream.file import FileSink
 from xce_nodeagent.upstream.keys import Keys
@@ -90,8 +90,8 @@ class Etcd:
         self._stack = contextlib.ExitStack()
         self._member = self._stack.enter_context(running())
         config = UpstreamEtcdConfig(endpoints=(self._member.url,))
-        self.sink = store.sink(config, Random(1))  # noqa: S311  # no secret
-        self._reader = store.client(config, Random(2))  # noqa: S311  # no secret
+        self.sink = etcdstore.sink(config, Random(1))  # noqa: S311  # no secret
+        self._reader = etcdstore.client(config, Random(2))  # noqa: S311  # no secret
 
     def view(self):
         keys = Keys()
