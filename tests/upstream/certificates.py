@@ -33,7 +33,7 @@ class Authority:
         self,
         name: str,
         *,
-        days: int = 2,
+        days: int = 30,
         names: str = "IP:127.0.0.1,DNS:localhost",
         subject: str = "",
     ) -> Pair:

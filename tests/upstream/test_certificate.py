@@ -49,6 +49,27 @@ def test_what_is_no_time_is_no_date(wrong) -> None:
         certificate.dates(der(b"300101000000Z", wrong))
 
 
+@pytest.mark.parametrize(
+    ("day", "told"),
+    [
+        (1, ""),
+        (17, ""),
+        (18, "a.pem ends in 13 days, 2030-01-31 23:59 UTC"),
+        (29, "a.pem ends in 2 days, 2030-01-31 23:59 UTC"),
+        (30, "a.pem ends within two days, 2030-01-31 23:59 UTC"),
+        (31, "a.pem ends within two days, 2030-01-31 23:59 UTC"),
+    ],
+)
+def test_an_end_that_is_near_is_told(day, told) -> None:
+    end = datetime(2030, 1, 31, 23, 59, 59, tzinfo=UTC)
+    assert certificate.soon("a.pem", end, datetime(2030, 1, day, 12, tzinfo=UTC)) == told
+
+
+def test_what_ended_does_not_end_soon() -> None:
+    end = datetime(2030, 1, 31, tzinfo=UTC)
+    assert certificate.soon("a.pem", end, datetime(2030, 1, 31, 0, 0, 1, tzinfo=UTC)) == ""
+
+
 def test_dates_are_read_without_another_import() -> None:
     """They are read where the interpreter may be out of reach."""
     code = (

@@ -146,4 +146,8 @@ def test_the_dates_of_a_certificate(authority, tmp_path):
     assert "ended" in certificate.wrong(Path(pair.cert), now + timedelta(days=4))
     assert "begins" in certificate.wrong(Path(pair.cert), now - timedelta(days=1))
     assert certificate.read(tmp_path / "none") is None
+    tls = Tls(Files(authority.ca, pair.cert, pair.key))
+    assert tls.soon() == ""  # nobody has used it yet
+    tls.context()
+    assert tls.soon() == f"{pair.cert} ends in 2 days, {found.end:%Y-%m-%d %H:%M} UTC"
     assert certificate.wrong(Path(pair.key), now) == ""

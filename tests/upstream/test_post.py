@@ -294,8 +294,14 @@ def test_both_sides_have_certificates_and_the_client_s_is_read_anew(authority, r
         assert str(cert) in failure.reason
         assert "renew" in failure.remedy
         put(good)
+        assert one.note == ""
         one.deliver(reports.next())
         assert there.kinds() == ["full"]
+        assert one.note == ""
+        put(authority.sign("short", days=7))
+        one.close()
+        one.deliver(reports.next())
+        assert one.note.startswith(f"{cert} ends in 6 days, ")
         one.close()
 
 

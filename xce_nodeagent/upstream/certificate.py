@@ -7,13 +7,16 @@ that stops because a certificate ended is the commonest of faults, so its reason
 from __future__ import annotations
 
 import ssl
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from msgspec import Struct
 
 _SEQUENCE, _UTC_TIME, _TIME, _VERSION = 0x30, 0x17, 0x18, 0xA0  # tags of DER, X.690
 _LENGTH = len("20300131235959Z")  # RFC 5280, 4.1.2.5: always with seconds, always in UTC
+
+SOON = timedelta(days=14)
+"""So long before its end people are told of a certificate."""
 
 
 class Dates(Struct, frozen=True):
@@ -26,7 +29,7 @@ class Dates(Struct, frozen=True):
 def read(path: Path) -> Dates | None:
     """Give the dates of the first certificate in a PEM file; None where there is none to read."""
     try:
-        text = path.read_text("ascii")
+        text = path.read_bytes().decode("ascii")  # as a file of text it would import a codec
         first = text.index(ssl.PEM_HEADER)
         last = text.index(ssl.PEM_FOOTER, first) + len(ssl.PEM_FOOTER)
         return dates(ssl.PEM_cert_to_DER_cert(text[first:last]))
@@ -44,6 +47,15 @@ def wrong(path: Path, now: datetime) -> str:
     if now < found.start:
         return f"{path} begins {found.start:%Y-%m-%d %H:%M} UTC"
     return ""
+
+
+def soon(path: str, end: datetime, now: datetime) -> str:
+    """Say when a certificate that holds will end, if that is within `SOON`; empty else."""
+    left = end - now
+    if not timedelta(0) <= left < SOON:
+        return ""
+    when = f"in {left.days} days" if left.days > 1 else "within two days"
+    return f"{path} ends {when}, {end:%Y-%m-%d %H:%M} UTC"
 
 
 def dates(der: bytes) -> Dates:

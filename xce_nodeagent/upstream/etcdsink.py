@@ -38,7 +38,7 @@ MOST_STRANGE = 10_000
 class EtcdSink:
     """Writes to etcd. `renew` gives the endpoints as the configuration file has them now.
 
-    `note` tells of another agent that wants the name, and `remark`. `wall` is the time of day,
+    `remark` is what else people should know, asked whenever they look. `wall` is the time of day,
     which people read; `clock` is monotonic. `most_strange` bounds what is kept of keys that are
     nobody's.
     """
@@ -52,13 +52,12 @@ class EtcdSink:
         *,
         lease_seconds: int = 30,
         user: str = "",
-        remark: str = "",
+        remark: Callable[[], str] = lambda: "",
         renew: Callable[[], Sequence[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         most_strange: int = MOST_STRANGE,
     ) -> None:
-        self.note = remark
         self._remark = remark
         self._rivals = ""
         self._client = client
@@ -78,6 +77,11 @@ class EtcdSink:
         self._head = 0  # the revision of the head, which each write makes anew; 0: there is none
         self._newest = 0  # the revision of the last write below the node's own prefix
         self._shape, self._shape_at = "", 0  # the shape that is there, and the revision of it
+
+    @property
+    def note(self) -> str:
+        """Name another agent that wants the name, and give the remark."""
+        return "; ".join(filter(None, (self._rivals, self._remark())))
 
     @property
     def where(self) -> str:
@@ -134,7 +138,6 @@ class EtcdSink:
         if told and told != self._rivals:
             log.warning("%s", told)
         self._rivals = told
-        self.note = "; ".join(filter(None, (told, self._remark)))
         count = len(self._there or ())
         if not self._name.holds(live.kvs):
             self._lost()

@@ -15,12 +15,12 @@ from xce_nodeagent.upstream.sink import PLAIN
 from xce_nodeagent.upstream.tls import Files, Tls
 
 
-def client(config: UpstreamEtcdConfig, random: Random) -> Client:
+def client(config: UpstreamEtcdConfig, random: Random, tls: Tls | None = None) -> Client:
     """Make a client. The password is read when it is wanted, and may raise Undelivered then."""
     return Client(
         config.endpoints,
         random,
-        tls=Tls(Files(config.ca, config.cert, config.key)),
+        tls=tls or _tls(config),
         credentials=(lambda: (config.user, secret.read(Path(config.password_file))))
         if config.user
         else None,
@@ -35,14 +35,20 @@ def sink(
     renew: Callable[[], Sequence[str]] | None = None,
 ) -> EtcdSink:
     """Make a sink; `renew` gives the endpoints as the configuration file has them then."""
+    tls = _tls(config)
+    plain = PLAIN if any(map(in_plain, config.endpoints)) else ""
     return EtcdSink(
-        client(config, random),
+        client(config, random, tls),
         Keys(config.prefix),
         lease_seconds=config.lease_seconds,
         user=config.user,
-        remark=PLAIN if any(map(in_plain, config.endpoints)) else "",
+        remark=lambda: "; ".join(filter(None, (plain, tls.soon()))),
         renew=renew,
     )
+
+
+def _tls(config: UpstreamEtcdConfig) -> Tls:
+    return Tls(Files(config.ca, config.cert, config.key))
 
 
 def cluster(told: str) -> frozenset[int]:

@@ -58,15 +58,16 @@ class HttpSink:
     ) -> None:
         parts = urlsplit(config.url)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._tls = Tls(Files(config.ca, config.cert, config.key))
         self._connection = Connection(
             config.url,
-            Tls(Files(config.ca, config.cert, config.key)),
+            self._tls,
             seconds=seconds,
             largest=ANSWER_LARGEST,
         )
         # What stands in the query may be a secret.
         self.where = f"{self._connection.address}{parts.path}"
-        self.note = PLAIN if in_plain(config.url) else ""
+        self._plain = PLAIN if in_plain(config.url) else ""
         self._token = Path(config.token_file) if config.token_file else None
         self._full_seconds = config.full_seconds or math.inf
         self._random = random
@@ -74,6 +75,11 @@ class HttpSink:
         self._clock = clock
         self._there: Report | None = None
         self._whole_due = math.inf
+
+    @property
+    def note(self) -> str:
+        """Say what is in plain, and that our certificate will end soon."""
+        return self._plain or self._tls.soon()
 
     def deliver(self, report: Report) -> int:
         """Send what changed, or the whole; give the bytes of the bodies. Raise Undelivered."""

@@ -28,6 +28,7 @@ class Tls:
         self.files = files
         self._made_of: tuple[tuple[int, ...], ...] | None = None
         self._context: ssl.SSLContext | None = None
+        self._dates: certificate.Dates | None = None  # of our own certificate
 
     def context(self) -> ssl.SSLContext:
         """Give the context; the same one as long as the files are the same. Raise NoAnswer."""
@@ -51,7 +52,13 @@ class Tls:
             except (OSError, ValueError) as error:
                 told = " and ".join(filter(None, (self.files.cert, self.files.key)))
                 raise NoAnswer(f"{told}: {words(error)}", certificate=True) from None
+        self._dates = certificate.read(Path(self.files.cert)) if self.files.cert else None
         return context
+
+    def soon(self) -> str:
+        """Say that our own certificate, which is in use, will end soon; empty where not."""
+        dates = self._dates
+        return certificate.soon(self.files.cert, dates.end, datetime.now(UTC)) if dates else ""
 
     def wrong(self) -> str:
         """Say what the dates make wrong with our own certificate; empty where nothing."""
