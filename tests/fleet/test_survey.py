@@ -54,6 +54,10 @@ def test_states_of_nodes_are_the_worst_of_what_they_are(view) -> None:
     twin = structs.replace(one, rivals=(rival,))
     assert (shown(twin).state, shown(twin).rivals) == ("two agents", ("agent other (boot b2)",))
     assert shown(structs.replace(twin, faults=("x",))).state == "faulty"
+    assert one.head is not None
+    copied = structs.replace(one, rivals=(structs.replace(rival, agent=one.head.agent),))
+    assert shown(copied).rivals == ("boot b2 of a host with the same agent id",)
+    assert shown(copied).complaints == (f"{shown(copied).rivals[0]} claims its name, too",)
     assert shown(Node(name="x", faults=("there is no head",))).state == "unreadable"
     gone = structs.replace(one, available=False)
     assert shown(structs.replace(gone, shape=None, faults=("no shape",))).state == "unreadable"

@@ -15,7 +15,10 @@ STYLES: Mapping[NodeState, str] = {
     "stale": "magenta", "two agents": "bold red", "unreadable": "bold red",
 }  # fmt: skip
 
-_RENAME = "give one of the two hosts another ([agent] node), or stop its agent"
+_RENAME = (
+    "give one of the two hosts another ([agent] node), or stop its agent;"
+    " if this one was booted anew just now, wait until its lease ends"
+)
 _NAMED = 3  # instances of a node and a reason that are named
 _TOLD = 8  # nodes whose reasons are told
 

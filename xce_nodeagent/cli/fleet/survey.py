@@ -232,9 +232,9 @@ def _divisible(node: Node) -> tuple[Tally, ...]:
 
 def _rival(told: Live, agent: str) -> str:
     """Say who claims a name, and how that is told from the `agent` that has it."""
-    also = ", which has the same id" if told.agent == agent else ""
-    boot = f" (boot {told.boot_id}{also})" if told.boot_id else ""
-    return text(f"agent {told.agent}{boot}")
+    if told.agent == agent and told.boot_id:
+        return text(f"boot {told.boot_id} of a host with the same agent id")
+    return text(f"agent {told.agent}" + f" (boot {told.boot_id})" * bool(told.boot_id))
 
 
 def _worst(node: Node, wrong: tuple[Wrong, ...]) -> NodeState:
