@@ -18,7 +18,7 @@ from xce_nodeagent.upstream.etcderror import (
     Unreachable,
 )
 from xce_nodeagent.upstream.etcdwatch import follow
-from xce_nodeagent.upstream.etcdwire import absent, delete, every, get, newest, put, unchanged
+from xce_nodeagent.upstream.etcdwire import absent, delete, get, names, newest, put, unchanged
 
 pytestmark = pytest.mark.needs("etcd")
 
@@ -55,10 +55,11 @@ def test_a_txn_takes_one_branch_or_the_other(client):
     assert client.txn([unchanged(key, kv.mod_revision)], [put(key, b"2")]).succeeded
     assert not client.txn([unchanged(key, kv.mod_revision)], [put(key, b"3")]).succeeded
     written(client, b"/txn/b", b"")
-    told = client.txn([], [newest(b"/txn/"), every(b"/txn/"), get(b"/txn/a", keys_only=True)])
-    last, both, bare = (response.response_range for response in told.responses)
+    told = client.txn([], [newest(b"/txn/"), names(b"/txn/", 1), get(b"/txn/a", keys_only=True)])
+    last, first, bare = (response.response_range for response in told.responses)
     assert ([kv.key for kv in last.kvs], last.count) == ([b"/txn/b"], 2)
-    assert [kv.value for kv in both.kvs] == [b"2", b""]
+    assert [(kv.key, kv.value) for kv in first.kvs] == [(b"/txn/a", b"")]
+    assert first.count == 2
     assert [kv.value for kv in bare.kvs] == [b""]
     client.txn([], [delete(key)])
     assert client.get(key) is None

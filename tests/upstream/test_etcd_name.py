@@ -7,6 +7,7 @@ import time
 
 import pytest
 import sinks
+from etcds import running
 from sinks import LEASE, made
 
 from xce_nodeagent.upstream import packing
@@ -58,6 +59,17 @@ def test_the_first_agent_learns_of_the_second_and_goes_on(there):
     there.clock.now += 2 * LEASE
     first.tend()
     assert first.note == ""
+
+
+def test_rubbish_of_any_size_among_the_rivals_stops_nobody(there):
+    first, _, _ = two(there)
+    rubbish = [there.keys.rival("n1", f"a{at}") for at in range(10)]
+    for key in rubbish:
+        there.reader.txn([], [put(key, b"x" * 1_400_000)])
+    there.clock.now += 2 * LEASE
+    first.tend()
+    assert first.note == "agent a0, agent a1, agent a2 and 8 more claims the name n1, too"
+    there.reader.txn([], [delete(key) for key in rubbish])
 
 
 def test_neither_flaps(there):
@@ -182,13 +194,26 @@ def test_a_claim_without_a_lease_is_nobodys(there):
     assert there.reader.get(there.keys.live("n1")).lease
 
 
-def test_a_lease_of_another_length_is_changed(there):
-    there.sink(lease=LEASE).deliver(made("n1"))
+@pytest.mark.parametrize(("old", "new"), [(LEASE, 2 * LEASE), (2 * LEASE, LEASE)])
+def test_a_lease_of_another_length_is_changed(there, old, new):
+    there.sink(lease=old).deliver(made("n1"))
     before = there.reader.get(there.keys.live("n1")).lease
-    there.sink(lease=2 * LEASE).deliver(made("n1"))
+    there.sink(lease=new).deliver(made("n1"))
     after = there.reader.get(there.keys.live("n1")).lease
     assert after != before
-    assert there.reader.time_to_live(after) > LEASE
+    assert new / 2 < there.reader.time_to_live(after) <= new
+
+
+def test_a_lease_that_the_store_made_longer_is_kept():
+    """It gives none of less than one and a half times of what an election may take."""
+    slow = ("--heartbeat-interval", "400", "--election-timeout", "4000")
+    with running(*slow) as etcd, sinks.place(etcd, "/t/") as there:
+        there.sink(lease=2).deliver(made("n1"))
+        before, live = there.revision(), there.reader.get(there.keys.live("n1"))
+        assert there.reader.time_to_live(live.lease) > 2
+        there.sink(lease=2).deliver(made("n1"))
+        assert there.revision() == before
+        assert there.reader.get(there.keys.live("n1")).lease == live.lease
 
 
 def test_without_a_report_nothing_is_due(there):

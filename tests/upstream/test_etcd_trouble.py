@@ -34,7 +34,7 @@ def fill(etcd):
     assert "NOSPACE" in etcd.ctl("alarm", "list")
 
 
-def test_a_full_database():
+def test_a_full_database(caplog):
     """Nothing is written; the lease lives on; and all goes on by itself when there is space."""
     with etcds.running("--quota-backend-bytes", "3000000") as etcd, sinks.place(etcd, "/t/") as t:
         sink = t.sink()
@@ -49,6 +49,9 @@ def test_a_full_database():
         t.clock.now += told.meanwhile
         assert sink.tend() > 0
         assert t.reader.time_to_live(lease) > LEASE - 5
+        t.clock.now += 2 * LEASE
+        undelivered(sink.tend)  # it looks, and tries again
+        assert "somebody else" not in caplog.text
         fails(t.sink(), made("n2"))  # one that comes only now does not get in
 
         etcd.ctl("compact", str(etcd.revision()))

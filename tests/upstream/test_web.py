@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -198,3 +199,49 @@ def test_what_is_no_place(url):
     with pytest.raises(ValueError, match=r"HOST:PORT|Port|port") as told:
         Connection(url)
     assert "secret" not in str(told.value)
+
+
+def test_a_name_that_nobody_resolves_is_given_up_in_time():
+    """The question stays one: its answer is taken when it comes."""
+    asked, go = [], threading.Event()
+
+    def resolve(*found, **how):
+        asked.append(found)
+        assert go.wait(30)
+        return socket.getaddrinfo("127.0.0.1", where.port, **how)
+
+    with place(echo) as where:
+        url = f"http://store.example:{where.port}"
+        connection = Connection(url, connect_seconds=0.1, resolve=resolve)
+        for _ in range(3):
+            with pytest.raises(NoAnswer, match=r"store\.example:.*not resolved in time") as told:
+                connection.ask("GET", "/")
+            assert (told.value.late, told.value.begun) == (True, False)
+        assert asked == [("store.example", where.port)]
+        go.set()
+        connection._connect_seconds = 30
+        assert connection.ask("GET", "/").status == 200
+        assert len(asked) == 1
+        connection.close()
+
+
+def test_a_name_that_is_not_known_is_told():
+    def resolve(*_found, **_how):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    connection = Connection("http://store.example:1", resolve=resolve)
+    with pytest.raises(NoAnswer, match="the name is not known"):
+        connection.ask("GET", "/")
+
+
+def test_a_fault_of_our_own_is_no_matter_of_the_place():
+    class Body:
+        def read(self, _size):
+            raise AttributeError("ours")
+
+    with place(echo) as where:
+        connection = Connection(where.url)
+        with pytest.raises(AttributeError, match="ours"):
+            connection.ask("POST", "/", Body())
+        assert connection.ask("POST", "/", b"x").status == 200
+        connection.close()

@@ -89,7 +89,7 @@ class Daemon:
         self._exposure = Exposure(config.metrics)
         self._stop = asyncio.Event()
         state = where.state
-        places = sinks.configured(config, __version__, lambda: sinks.endpoints(where))
+        places = sinks.configured(config, __version__, sinks.Endpoints(where))
         self._reporter = Reporter(places, state, __version__)
         self.ledger = Ledger(state / "ledger.db", host.boot_id(), time.time, uptime=host.uptime)
         self._supply = Supply(dial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -12,6 +13,8 @@ from xce_nodeagent.errors import BadConfig
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.upstream.file import FileSink
 from xce_nodeagent.upstream.sink import Sink
+
+log = logging.getLogger(__name__)
 
 _LATE = ("encodings.idna", "stringprep", "unicodedata", "email.parser", "http.client", "ssl")
 """What sockets and HTTP import when they are used first; see `prepare`."""
@@ -27,12 +30,27 @@ def configured(
     return tuple(_configured(config, program, renew))
 
 
-def endpoints(where: Places) -> Sequence[str]:
-    """Read etcd's endpoints anew, for a store that moved; none where the file has a fault now."""
-    try:
-        return load(where).upstream_etcd.endpoints
-    except BadConfig:
-        return ()
+class Endpoints:
+    """etcd's endpoints as the configuration file has them when it is asked: a store may move.
+
+    None where the file has a fault by then, which is logged once.
+    """
+
+    def __init__(self, where: Places) -> None:
+        self._where = where
+        self._told = ""
+
+    def __call__(self) -> Sequence[str]:
+        """Read them."""
+        try:
+            found = load(self._where).upstream_etcd.endpoints
+        except BadConfig as fault:
+            if fault.message != self._told:
+                log.warning("whether the store moved cannot be read: %s", fault.message)
+            self._told = fault.message
+            return ()
+        self._told = ""
+        return found
 
 
 def _configured(

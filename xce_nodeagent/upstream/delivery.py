@@ -40,7 +40,8 @@ class Status(Struct, frozen=True, kw_only=True):
     times of day: of that delivery, and since when nothing gets there (0 while it does). `lag` is
     for how many seconds there is something that has not got there. `reason` and `remedy` are those
     of the last failure, while it fails; `note` is the sink's. `bytes`, `deliveries` and `failures`
-    count since the agent's start.
+    count since the agent's start; what `tend` sends again (a whole report in `full_seconds`, what
+    somebody else spoilt) is in none of the first two.
     """
 
     kind: str

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
+from xce_nodeagent.model.name import printable
 from xce_nodeagent.upstream import claim, packing
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcderror import LeaseGone
-from xce_nodeagent.upstream.etcdwire import Compare, Kv, absent, delete, put, unchanged
+from xce_nodeagent.upstream.etcdwire import Compare, Found, Kv, absent, delete, put, unchanged
 from xce_nodeagent.upstream.keys import Keys, RivalKey
 from xce_nodeagent.upstream.sink import Undelivered
 
@@ -25,6 +26,12 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 """How often a name is claimed in one go, where it changes hands meanwhile."""
+
+
+MOST_RIVALS = 3
+"""Other agents that are told of by their ids; more are counted."""
+
+_SAID = 64  # characters of an id that people are told
 
 
 class Name:
@@ -119,19 +126,24 @@ class Name:
         live = claim.read(there.value) if there and there.lease else None
         return live is None or live.same(mine)
 
-    def rivals(self, mine: Live, found: Sequence[Kv]) -> str:
-        """Say who else claims the name, given what is there below `rival/`; empty for nobody."""
-        told = []
-        for one in found:
-            key, live = self._keys.parse(one.key), claim.read(one.value)
-            if live is not None and live.same(mine):
+    def rivals(self, mine: Live, found: Found) -> str:
+        """Say who else claims the name, given the first keys below `rival/`; empty for nobody."""
+        told, count = [], found.count
+        for one in found.kvs:
+            # One by one: whatever lies there, an answer of all of it may be too large.
+            there = self._client.get(one.key)
+            live = claim.read(there.value) if there is not None else None
+            if there is None or (live is not None and live.same(mine)):
+                count -= 1
                 continue
-            agent = key.agent if isinstance(key, RivalKey) else repr(one.key)
-            told.append(f"agent {agent} (boot {live.boot_id})" if live else f"agent {agent}")
+            key = self._keys.parse(one.key)
+            agent = printable((key.agent if isinstance(key, RivalKey) else repr(one.key))[:_SAID])
+            boot = f" (boot {printable(live.boot_id[:_SAID])})" if live is not None else ""
+            told.append(f"agent {agent}{boot}")
         if not told:
             return ""
-        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
-        return f"{', '.join(told[:3])}{more} claims the name {mine.node}, too"
+        more = f" and {count - len(told)} more" if count > len(told) else ""
+        return f"{', '.join(told)}{more} claims the name {mine.node}, too"
 
     def _adopted(self, there: Kv, live: Live, mine: Live) -> bool:
         """Go on with what the agent before wrote, if it would be written in the same way."""
@@ -142,8 +154,8 @@ class Name:
 
     def _granted(self, before: int) -> int:
         """Give a lease: one that there is, or a new one."""
-        for lease in {before, self._lease} - {0}:
-            if self._alive(lease):
+        for lease in dict.fromkeys((self._lease, before)):
+            if lease and self._alive(lease):
                 return lease
         now = self._clock()
         granted = self._client.grant(self._seconds)
@@ -152,14 +164,23 @@ class Name:
         return granted.ID
 
     def _alive(self, lease: int) -> bool:
-        """Take a lease if it is there and as long as it should be, and begin its time anew."""
+        """Take a lease if it is there and as long as it should be, and begin its time anew.
+
+        A store may give a lease more seconds than were asked for: whether a longer one is such, or
+        was asked for so, a new one tells, which is taken where it is shorter.
+        """
         now = self._clock()
         try:
             seconds = self._client.keep_alive(lease)
         except LeaseGone:
             return False
-        if seconds != self._seconds:
+        if seconds < self._seconds:
             return False
+        if seconds > self._seconds:
+            new = self._client.grant(self._seconds)
+            if seconds > new.TTL:
+                self._lease = new.ID
+                return False
         self._lease = lease
         self.due, self._ends = now + seconds / 3, now + seconds
         return True

@@ -18,8 +18,8 @@ from xce_nodeagent.upstream import etcdremedy, packing, transfer
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcderror import EtcdError, LeaseGone, OtherCluster, Unreachable
-from xce_nodeagent.upstream.etcdname import TRIES, Name
-from xce_nodeagent.upstream.etcdwire import absent, every, get, newest, put, unchanged
+from xce_nodeagent.upstream.etcdname import MOST_RIVALS, TRIES, Name
+from xce_nodeagent.upstream.etcdwire import absent, get, names, newest, put, unchanged
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.report import HEAD, Report
 from xce_nodeagent.upstream.sink import Undelivered
@@ -129,19 +129,21 @@ class EtcdSink:
             [
                 get(self._keys.live(node)),
                 newest(self._keys.node(node)),
-                every(self._keys.rivals(node)),
+                names(self._keys.rivals(node), MOST_RIVALS),
                 get(self._keys.shape(report.shape), keys_only=True),
             ],
         )
         live, last, rivals, shape = (response.response_range for response in found.responses)
-        told = self._name.rivals(_live(report), rivals.kvs)
+        told = self._name.rivals(_live(report), rivals)
         if told and told != self._rivals:
             log.warning("%s", told)
         self._rivals = told
-        count = len(self._there or ())
+        there = self._there
         if not self._name.holds(live.kvs):
             self._lost()
-        elif [one.mod_revision for one in last.kvs] != [self._newest] or last.count != count:
+        elif there is None:
+            pass  # a write failed, or there is more than is kept: it is read again
+        elif [one.mod_revision for one in last.kvs] != [self._newest] or last.count != len(there):
             log.warning("%s: somebody else wrote to this node's keys; they are written anew", node)
             self._there = None
         elif [one.mod_revision for one in shape.kvs] == [self._shape_at]:

@@ -198,9 +198,9 @@ def newest(prefix: bytes) -> Operation:
     )
 
 
-def every(prefix: bytes) -> Operation:
-    """Read all keys with a prefix, in a txn: where they are few."""
-    return Operation(request_range=Range(prefix, keys.end(prefix)))
+def names(prefix: bytes, limit: int) -> Operation:
+    """Read, in a txn, the first keys with a prefix without their values, and how many there are."""
+    return Operation(request_range=Range(prefix, keys.end(prefix), limit=limit, keys_only=True))
 
 
 def absent(key: bytes) -> Compare:

@@ -41,6 +41,10 @@ class NoAnswer(Exception):
         self.body = body
 
 
+class Unresolved(TimeoutError):
+    """Nobody said in time which addresses a name has."""
+
+
 def blames_certificate(error: BaseException) -> bool:
     """Say whether TLS failed by a certificate: theirs by our judgement, or ours by theirs."""
     if not isinstance(error, ssl.SSLError):
@@ -54,6 +58,7 @@ _SAID: dict[type[BaseException], Callable[[Any], str]] = {
         f"its certificate is not accepted: {error.verify_message}"
     ),
     ssl.SSLError: lambda error: f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}",
+    Unresolved: lambda _: "the name is not resolved in time",
     TimeoutError: lambda _: "no answer in time",
     socket.gaierror: lambda error: f"the name is not known: {error.strerror}",
     http.client.RemoteDisconnected: lambda _: "it ended the connection without an answer",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,11 +24,22 @@ class Files(Struct, frozen=True):
     key: str = ""
 
 
-class Tls:
-    """The context of TLS from files, made anew when one of them changed."""
+SETTLE_SECONDS = 10.0
+"""For so long after one of the files changed the others may have to come yet."""
 
-    def __init__(self, files: Files) -> None:
+
+class Tls:
+    """The context of TLS from files, made anew when one of them changed.
+
+    A certificate and its key are two files: while one is new and the other is not, that is no fault
+    that somebody has to see to. `clock` is monotonic.
+    """
+
+    def __init__(self, files: Files, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.files = files
+        self._clock = clock
+        self._seen: tuple[tuple[int, ...], ...] | None = None
+        self._changed = -math.inf
         self._made_of: tuple[tuple[int, ...], ...] | None = None
         self._context: ssl.SSLContext | None = None
         self._dates: certificate.Dates | None = None  # of our own certificate
@@ -33,6 +47,10 @@ class Tls:
     def context(self) -> ssl.SSLContext:
         """Give the context; the same one as long as the files are the same. Raise NoAnswer."""
         now = tuple(_state(path) for path in (self.files.ca, self.files.cert, self.files.key))
+        if now != self._seen:
+            if self._seen is not None:
+                self._changed = self._clock()
+            self._seen = now
         if self._context is None or now != self._made_of:
             self._context = self._make()
             self._made_of = now
@@ -42,7 +60,7 @@ class Tls:
         try:
             context = ssl.create_default_context(cafile=self.files.ca or None)
         except (OSError, ValueError) as error:
-            raise NoAnswer(f"{self.files.ca}: {words(error)}", certificate=True) from None
+            raise self._unread(self.files.ca, error) from None
         context.set_alpn_protocols(["http/1.1"])
         if self.files.cert:
             try:
@@ -51,9 +69,13 @@ class Tls:
                 context.load_cert_chain(self.files.cert, key, password=lambda: "")
             except (OSError, ValueError) as error:
                 told = " and ".join(filter(None, (self.files.cert, self.files.key)))
-                raise NoAnswer(f"{told}: {words(error)}", certificate=True) from None
+                raise self._unread(told, error) from None
         self._dates = certificate.read(Path(self.files.cert)) if self.files.cert else None
         return context
+
+    def _unread(self, files: str, error: Exception) -> NoAnswer:
+        settled = self._clock() - self._changed >= SETTLE_SECONDS
+        return NoAnswer(f"{files}: {words(error)}", certificate=settled)
 
     def soon(self) -> str:
         """Say that our own certificate, which is in use, will end soon; empty where not."""

@@ -16,12 +16,13 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from xce_nodeagent.upstream.lookup import Lookup
 from xce_nodeagent.upstream.noanswer import NoAnswer, blames_certificate, words
 from xce_nodeagent.upstream.tls import Files, Tls
 
@@ -90,8 +91,9 @@ class _Raw(io.RawIOBase):
 class Connection:
     """A connection to one place, opened when it is needed and kept for the next request.
 
-    `connect_seconds` are for the connection with its TLS, `seconds` for a request and its whole
-    answer. `address` is the place without a path, for people.
+    `connect_seconds` are for the name, the connection and its TLS, `seconds` for a request and its
+    whole answer. `address` is the place without a path, for people. `resolve` is
+    `socket.getaddrinfo`.
     """
 
     schemes: ClassVar = {"http": 80, "https": 443}
@@ -104,12 +106,14 @@ class Connection:
         connect_seconds: float = 5.0,
         seconds: float = 10.0,
         largest: int = LARGEST,
+        resolve: Callable[..., Any] = socket.getaddrinfo,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in self.schemes or not parts.hostname or parts.username is not None:
             raise ValueError(f"{_bare(url)}: expected http://HOST:PORT or https://HOST:PORT")
         self._host = parts.hostname
         self._port = parts.port or self.schemes[parts.scheme]
+        self._lookup = Lookup(self._host, self._port, resolve)
         self._tls = (tls or Tls(Files())) if parts.scheme == "https" else None
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self.address = f"{parts.scheme}://{shown}:{self._port}"
@@ -274,7 +278,7 @@ class Connection:
         return timed, client
 
     def _dial(self, end: float) -> socket.socket:
-        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        found = self._lookup.addresses(end)
         last: OSError = TimeoutError()
         for place, (family, kind, protocol, _, address) in enumerate(found):
             left = end - time.monotonic()
@@ -306,7 +310,10 @@ class Connection:
             raise
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             # Attributes of http.client's objects vanish where another thread closes them.
+            closed = self._begun and self._timed is None
             self.close()
+            if isinstance(error, AttributeError) and not closed:
+                raise  # a fault of this program
             ours = self._tls.wrong() if self._tls is not None else ""
             reason = f"{self.address}: {words(error)}"
             if ours:
