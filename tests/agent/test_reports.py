@@ -17,7 +17,10 @@ from xce_nodeagent.upstream.keys import Keys
 
 PATIENCE = 20.0
 
-pytestmark = pytest.mark.parametrize("backend", ["cgroup2"], indirect=True)
+pytestmark = [
+    pytest.mark.needs("root", "cgroup2", "bpf"),
+    pytest.mark.parametrize("backend", ["cgroup2"], indirect=True),
+]
 
 
 @pytest.fixture
