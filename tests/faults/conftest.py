@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from agent.running import Refused, children, serving
+from faults import minors
 
 TESTS = Path(__file__).parents[1]
 
@@ -101,9 +102,13 @@ def reboot() -> Callable[[Any], None]:
 # ---- a host with NVIDIA's driver, as far as the agent can see -----------------------------------
 
 H100 = "name=NVIDIA_H100_80GB_HBM3 memory=85520809984 cc=9.0"
-MINORS = 200 + 8 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-"""Where the minors of the stand-in's cards begin: far beyond those of any real card, and others
-for each process that runs tests, because their nodes are in the one /dev."""
+
+
+@pytest.fixture(scope="session")
+def first_minor() -> Iterator[int]:
+    """Where the minors of the stand-in's cards begin: nobody else's, as long as these tests run."""
+    with minors.claimed() as first:
+        yield first
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +124,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Driver:
     """What the driver shows, to be changed while the agent runs: `say` the cards anew."""
 
-    def __init__(self, running: Any, library: Path) -> None:
+    def __init__(self, running: Any, library: Path, first_minor: int) -> None:
+        self._cards = range(first_minor, first_minor + minors.COUNT)
         self.running = running
         self.folder = running.folder / "driver"
         self.folder.mkdir()
@@ -149,13 +155,13 @@ class Driver:
         """Make the nodes of the cards and of their slices, as the driver's programs do."""
         caps = Path("/dev/nvidia-caps")
         caps.mkdir(exist_ok=True)
-        first, last = 3 + 135 * MINORS, 3 + 135 * (MINORS + 4)
-        wanted = {Path(f"/dev/nvidia{minor}"): (195, minor) for minor in range(MINORS, MINORS + 4)}
+        first, last = 3 + 135 * self._cards.start, 3 + 135 * self._cards.stop
+        wanted = {Path(f"/dev/nvidia{minor}"): (195, minor) for minor in self._cards}
         wanted |= {caps / f"nvidia-cap{minor}": (234, minor) for minor in range(first, last)}
         for path, (major, minor) in wanted.items():
-            if not path.exists():
-                self._made.append(path)
-                os.mknod(path, 0o020600, os.makedev(major, minor))
+            path.unlink(missing_ok=True)  # of a run that was killed: the minors are ours alone
+            self._made.append(path)
+            os.mknod(path, 0o020600, os.makedev(major, minor))
 
     def close(self) -> None:
         """Take the nodes away again."""
@@ -168,10 +174,9 @@ class Driver:
         with contextlib.suppress(OSError):  # others have theirs in it
             os.rmdir("/dev/nvidia-caps")
 
-    @staticmethod
-    def _minors(path: Path) -> None:
+    def _minors(self, path: Path) -> None:
         lines = ["config 1", "monitor 2"]
-        for gpu in range(MINORS, MINORS + 4):
+        for gpu in self._cards:
             for gi in range(15):
                 access = 3 + 135 * gpu + 9 * gi
                 lines.append(f"gpu{gpu}/gi{gi}/access {access}")
@@ -214,15 +219,10 @@ class Driver:
         return str(path)
 
 
-def card(bus: str, uuid: str, place: int, more: str = "mig=0") -> str:
-    """Give the line of one card; `place` counts its minor from MINORS."""
-    return f"gpu bus=00000000:{bus}:00.0 uuid={uuid} minor={MINORS + place} {H100} {more}"
-
-
 @pytest.fixture
-def driver(agent: Any, library: Path) -> Iterator[Driver]:
+def driver(agent: Any, library: Path, first_minor: int) -> Iterator[Driver]:
     """A driver that the agent meets when it is started anew: `driver.start(...)`."""
-    driver = Driver(agent, library)
+    driver = Driver(agent, library, first_minor)
     try:
         yield driver
     finally:
@@ -230,8 +230,13 @@ def driver(agent: Any, library: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="session")
-def gpu() -> Callable[..., str]:
-    """Write the line of one card for `Driver`."""
+def gpu(first_minor: int) -> Callable[..., str]:
+    """Write the line of one card for `Driver`; `place` counts its minor from the first."""
+
+    def card(bus: str, uuid: str, place: int, more: str = "mig=0") -> str:
+        minor = first_minor + place
+        return f"gpu bus=00000000:{bus}:00.0 uuid={uuid} minor={minor} {H100} {more}"
+
     return card
 
 

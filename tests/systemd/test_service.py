@@ -23,6 +23,7 @@ profile = "dgx-h100"
 listen = "127.0.0.1:9400"
 textfile = "/run/xce-nodeagent/xce.prom"
 """
+# A port that is fixed is nobody else's: the container has a network of its own.
 SCRAPE = (
     "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 )

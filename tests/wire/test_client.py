@@ -63,27 +63,27 @@ def test_an_unknown_method_is_told(agent: str) -> None:
 
 
 @pytest.mark.parametrize("make", ["missing", "refusing"])
-def test_no_agent_is_not_ready_at_once(tmp_path: Path, make: str) -> None:
+def test_no_agent_is_not_ready(tmp_path: Path, make: str) -> None:
     path = tmp_path / "s"
     if make == "refusing":
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(path))
-    began = time.monotonic()
-    with pytest.raises(errors.NotReady, match=f"socket {path}"):
+    why = "no socket" if make == "missing" else "Connection refused"
+    with pytest.raises(errors.NotReady, match=f"no agent.*{why}"):
         client.call("Doctor", {}, str(path))
-    assert time.monotonic() - began < 1
 
 
-def test_a_full_queue_is_not_ready_within_a_second(tmp_path: Path) -> None:
+def test_a_full_queue_is_waited_for_and_then_not_ready(tmp_path: Path) -> None:
+    """Whatever else the machine does, it is not less than it waits."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as other:
         listener.bind(path)
         listener.listen(0)  # room for one that waits
         other.connect(path)
         began = time.monotonic()
-        with pytest.raises(errors.NotReady):
+        with pytest.raises(errors.NotReady, match="temporarily unavailable"):
             client.call("Doctor", {}, path)
-        assert 0.5 < time.monotonic() - began < 1.5
+        assert time.monotonic() - began > 0.5
 
 
 def test_a_silent_agent_is_waited_for_as_long_as_told(tmp_path: Path) -> None:
@@ -91,10 +91,8 @@ def test_a_silent_agent_is_waited_for_as_long_as_told(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        began = time.monotonic()
         with pytest.raises(errors.NotReady, match=r"has not answered for 0\.2 s"):
             client.call("Doctor", {}, path, timeout=0.2)
-        assert 0.2 <= time.monotonic() - began < 1
 
 
 def test_an_answer_in_pieces_is_put_together(tmp_path: Path) -> None:
