@@ -181,13 +181,13 @@ def test_a_command_that_cannot_be_moved_is_not_run(agent: str, tmp_path: object)
     began = time.monotonic()
     script = (
         "import os, sys\n"
-        "from xce_nodeagent.cli import program, session\n"
-        "call = session.Session.call\n"
+        "from xce_nodeagent.cli import program, invocation\n"
+        "call = invocation.Invocation.call\n"
         "def lose(self, method, parameters, timeout=None):\n"
         "    if method == 'Join':\n"
         "        call(self, 'Reconcile', {'jobs': []})\n"
         "    return call(self, method, parameters, timeout)\n"
-        "session.Session.call = lose\n"
+        "invocation.Invocation.call = lose\n"
         "from xce_nodeagent.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

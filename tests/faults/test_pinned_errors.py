@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("root", "cgroup2", "bpf")
 COMMAND = [sys.executable, "-m", "xce_nodeagent"]
 # Another user cannot read this interpreter everywhere: it is loaded before the user changes.
 AS_OTHER = (
-    "import os, sys; from xce_nodeagent.cli import binding, main, session, table;"
+    "import os, sys; from xce_nodeagent.cli import binding, main, invocation, table;"
     "from xce_nodeagent.daemon import client;"
     "os.setgroups([]); os.setgid(54321); os.setuid(54321); sys.exit(main.main(sys.argv[1:]))"
 )

@@ -6,16 +6,16 @@ import os
 
 import click
 
-from xce_nodeagent.cli.profile import with_simulate
-from xce_nodeagent.cli.session import (
+from xce_nodeagent.cli.invocation import (
     LOOKING_SECONDS,
-    Session,
+    Invocation,
     command,
     example,
-    pass_session,
+    pass_invocation,
     with_agent,
     with_json,
 )
+from xce_nodeagent.cli.profile import with_simulate
 from xce_nodeagent.cli.width import folded, room
 from xce_nodeagent.errors import BadRequest, ErrorClass, NotPermitted, NotReady
 from xce_nodeagent.model import name
@@ -57,9 +57,9 @@ def run(config: str | None, simulate: str, *, verbose: bool) -> int:
 )
 @with_json
 @with_agent(LOOKING_SECONDS)
-@pass_session
+@pass_invocation
 @example("xce-nodeagent doctor --repair")
-def doctor(session: Session, *, repair: bool) -> int:
+def doctor(invocation: Invocation, *, repair: bool) -> int:
     """Look at everything that the agent depends on, and say what to do.
 
     With --repair, for who may prepare, lines named `repair` say what was put right. On cgroup v1
@@ -69,7 +69,7 @@ def doctor(session: Session, *, repair: bool) -> int:
     Exit status 69 when there is a fault; an agent that cannot be reached is one.
     """
     try:
-        checks = session.call("Doctor", {"repair": True} if repair else {})["checks"]
+        checks = invocation.call("Doctor", {"repair": True} if repair else {})["checks"]
     except (NotReady, NotPermitted, BadRequest) as error:
         if "socket" not in error.details and not isinstance(error, NotReady):
             raise
@@ -78,9 +78,9 @@ def doctor(session: Session, *, repair: bool) -> int:
         checks = checks_without(error.message, os.environ)
         if repair:
             checks.insert(1, _NOTHING_REPAIRED)
-        checks = checks if session.json else name.cleaned(checks)
-    if session.json:
-        session.show_json({"checks": checks})
+        checks = checks if invocation.json else name.cleaned(checks)
+    if invocation.json:
+        invocation.show_json({"checks": checks})
     else:
         lines, width = [], room()
         for check in checks:
@@ -88,6 +88,6 @@ def doctor(session: Session, *, repair: bool) -> int:
             lines.append(folded(f"{sign}{check['name']}: {check['text']}", 8, width))
             if check["remedy"]:
                 lines.append(folded(f"          do: {check['remedy']}", 14, width))
-        session.show("\n".join(lines))
+        invocation.show("\n".join(lines))
     fault = any(check["state"] == "fault" for check in checks)
     return ErrorClass.NODE.exit_status if fault else 0

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from xce_nodeagent.cli.session import (
-    Session,
+from xce_nodeagent.cli.invocation import (
+    Invocation,
     command,
     example,
-    pass_session,
+    pass_invocation,
     run_of,
     tell,
     with_agent,
@@ -53,10 +53,10 @@ _instance = click.option(
 @click.option("--format", "style", type=_FORMATS, help="env unless said otherwise.")
 @with_json
 @with_agent()
-@pass_session
+@pass_invocation
 @example("xce-nodeagent prepare --job 17 --request 'rusage[gpu=2]' --ports http=1")
 def prepare(
-    session: Session,
+    invocation: Invocation,
     /,
     *,
     instances: tuple[str, ...],
@@ -72,20 +72,20 @@ def prepare(
     With --format, `env` gives NAME=VALUE lines, `shell` export lines to evaluate, `json` the
     whole answer. The same call again gives the same answer.
     """
-    if session.json and style not in (None, "json"):
+    if invocation.json and style not in (None, "json"):
         raise click.UsageError(f"give --json or --format {style}, not both")
-    session.json = session.json or style == "json"
-    answer = session.call("Prepare", {
+    invocation.json = invocation.json or style == "json"
+    answer = invocation.call("Prepare", {
         **asked,
         "instances": instances or None,
         "ports": port_asks(ports, port) or None,
         "add": add or None,
         "adopt": adopt or None,
     })  # fmt: skip
-    if session.json:
-        session.show_json(answer)
+    if invocation.json:
+        invocation.show_json(answer)
     else:
-        session.show(environment(answer["env"], style or "env"))
+        invocation.show(environment(answer["env"], style or "env"))
 
 
 def port_asks(ports: Sequence[str], port: Sequence[str]) -> list[dict[str, Any]]:
@@ -121,10 +121,10 @@ KILL = "term-then-kill"
 @click.option("--kill", is_flag=True, help="End what is left in its cgroup, where that may be.")
 @with_json
 @with_agent()
-@pass_session
+@pass_invocation
 @example("xce-nodeagent release --job 17 --attempt 1")
 def release(
-    session: Session, job: str, attempt: str | None, instances: tuple[str, ...], *, kill: bool
+    invocation: Invocation, job: str, attempt: str | None, instances: tuple[str, ...], *, kill: bool
 ) -> None:
     """Release what a job holds; with --instance, only that.
 
@@ -140,10 +140,10 @@ def release(
         "instances": instances or None,
         "kill": KILL if kill else None,
     }
-    answer = session.call("Release", asked)
+    answer = invocation.call("Release", asked)
     tell_left_over(asked, answer)
-    if session.json:
-        session.show_json(answer)
+    if invocation.json:
+        invocation.show_json(answer)
 
 
 def tell_left_over(ref: Mapping[str, Any], answer: dict[str, Any]) -> None:
@@ -198,10 +198,10 @@ def _held_back(answer: dict[str, Any]) -> list[str]:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @with_json
 @with_agent()
-@pass_session
+@pass_invocation
 @example("xce-nodeagent join --job 17 -- ./step.sh")
 def join(
-    session: Session, job: str, attempt: str | None, pid: int | None, command: tuple[str, ...]
+    invocation: Invocation, job: str, attempt: str | None, pid: int | None, command: tuple[str, ...]
 ) -> None:
     """Move a process into a job's cgroup.
 
@@ -211,38 +211,38 @@ def join(
     if command and pid is not None:
         raise click.UsageError("give --pid or a COMMAND, not both")
     moved = None if command else os.getppid() if pid is None else pid
-    answer = session.call("Join", {"job": job, "attempt": attempt, "pid": moved})
+    answer = invocation.call("Join", {"job": job, "attempt": attempt, "pid": moved})
     if command:
         from xce_nodeagent.cli.program import become  # noqa: PLC0415  # only then
 
         become(command, answer["env"])
-    elif session.json:
-        session.show_json(answer)
+    elif invocation.json:
+        invocation.show_json(answer)
 
 
 @command()
 @click.argument("jobs", nargs=-1, metavar="[JOB[:ATTEMPT]]...")
 @with_json
 @with_agent()
-@pass_session
+@pass_invocation
 @example("xce-nodeagent reconcile 17:1 18:1")
-def reconcile(session: Session, jobs: tuple[str, ...]) -> None:
+def reconcile(invocation: Invocation, jobs: tuple[str, ...]) -> None:
     """Release every binding that is not named.
 
     Without arguments, reads JSON from stdin: a list of {"job", "attempt"}, or {"jobs": [...]}.
     An empty list releases all. A job id with a colon needs the JSON.
     """
     named = [_ref(text) for text in jobs] if jobs else _refs(sys.stdin)
-    answer = session.call("Reconcile", {"jobs": named})
-    if session.json:
-        session.show_json(answer)
+    answer = invocation.call("Reconcile", {"jobs": named})
+    if invocation.json:
+        invocation.show_json(answer)
         return
     lines = [
         f"{what:9}{run_of(ref)}"
         for what in ("kept", "released", "unclean", "unknown")
         for ref in answer[what]
     ]
-    session.show("\n".join(lines))
+    invocation.show("\n".join(lines))
 
 
 def _ref(text: str) -> dict[str, Any]:

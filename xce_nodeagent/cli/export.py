@@ -12,17 +12,17 @@ import msgspec
 from msgspec import Struct
 
 from xce_nodeagent.cli.inventory import expect_machine, put
-from xce_nodeagent.cli.profile import with_simulate
-from xce_nodeagent.cli.session import (
+from xce_nodeagent.cli.invocation import (
     LOOKING_SECONDS,
-    Session,
+    Invocation,
     command,
     example,
-    pass_session,
+    pass_invocation,
     tell,
     with_agent,
     with_json,
 )
+from xce_nodeagent.cli.profile import with_simulate
 from xce_nodeagent.errors import AgentError, BadRequest, ErrorClass, Internal
 from xce_nodeagent.export.cdi import VENDOR, specs
 from xce_nodeagent.export.classad import classad
@@ -72,7 +72,7 @@ class _Source(Struct, frozen=True):
 @with_simulate()
 @with_json
 @with_agent(LOOKING_SECONDS)
-@pass_session
+@pass_invocation
 @example(
     "xce-nodeagent export slurm-gres --output /etc/slurm/gres.conf",
     "xce-nodeagent export lsf-elim --interval 60",
@@ -83,7 +83,7 @@ class _Source(Struct, frozen=True):
     "MACHINE_RESOURCE_INVENTORY_GPUs = xce-nodeagent export classad",
 )
 def export(
-    session: Session,
+    invocation: Invocation,
     *,
     format_: str,
     output: str,
@@ -112,32 +112,32 @@ def export(
         raise click.UsageError("--kind is for cdi")
     if format_ != "lsf-elim" and (interval or definitions):
         raise click.UsageError("--interval and --definitions are for lsf-elim")
-    if interval and session.json:
+    if interval and invocation.json:
         raise click.UsageError("--interval prints lines without end, and --json one value")
     source = _Source(local, sysroot, simulate)
     if sysroot is not None:
         expect_machine(sysroot)
     if format_ == "cdi":
-        _cdi(session, _inventory(session, source), output, kind)
+        _cdi(invocation, _inventory(invocation, source), output, kind)
     elif definitions:
-        text = shared(indices(_inventory(session, source)), interval or _INTERVAL)
-        _show(session, format_, {"lsf.shared": text}, output)
+        text = shared(indices(_inventory(invocation, source)), interval or _INTERVAL)
+        _show(invocation, format_, {"lsf.shared": text}, output)
     elif interval:
-        _repeat(session, source, output, interval)
+        _repeat(invocation, source, output, interval)
     else:
-        text = _FORMATS[format_](_inventory(session, source))
-        _show(session, format_, {format_: text}, output)
+        text = _FORMATS[format_](_inventory(invocation, source))
+        _show(invocation, format_, {format_: text}, output)
 
 
-def _inventory(session: Session, source: _Source) -> Inventory:
-    if source.local or source.sysroot is not None or source.simulate or not session.has_socket():
+def _inventory(invocation: Invocation, source: _Source) -> Inventory:
+    if source.local or source.sysroot is not None or source.simulate or not invocation.has_socket():
         from xce_nodeagent.cli.local import look  # noqa: PLC0415  # discovery's libraries take time
 
         found: Any = msgspec.to_builtins(look(source.sysroot, source.simulate))
-        if not session.json:
+        if not invocation.json:
             found = name.cleaned(found)
     else:
-        found = session.call("GetInventory", {})
+        found = invocation.call("GetInventory", {})
     try:
         return msgspec.convert(found, Inventory)
     except msgspec.ValidationError as error:
@@ -147,15 +147,15 @@ def _inventory(session: Session, source: _Source) -> Inventory:
         ) from error
 
 
-def _show(session: Session, format_: str, files: Mapping[str, str], output: str) -> None:
-    if session.json and output == "-":
-        session.show_json({"format": format_, "files": files})
+def _show(invocation: Invocation, format_: str, files: Mapping[str, str], output: str) -> None:
+    if invocation.json and output == "-":
+        invocation.show_json({"format": format_, "files": files})
         return
     for text in files.values():
-        put(session, "--output", output, text)
+        put(invocation, "--output", output, text)
 
 
-def _cdi(session: Session, inventory: Inventory, output: str, kind: str | None) -> None:
+def _cdi(invocation: Invocation, inventory: Inventory, output: str, kind: str | None) -> None:
     files, left_out = specs(inventory)
     if kind is not None:
         if kind not in files:
@@ -165,8 +165,8 @@ def _cdi(session: Session, inventory: Inventory, output: str, kind: str | None) 
     named = {f"{VENDOR}-{one}.json": text for one, text in files.items()}
     for one in left_out:
         tell(f"left out: {one.instance.type} {one.instance.id}: {one.why}")
-    if session.json and output == "-":
-        session.show_json({"format": "cdi", "files": named})
+    if invocation.json and output == "-":
+        invocation.show_json({"format": "cdi", "files": named})
     elif output == "-":
         if len(files) > 1:
             raise BadRequest(
@@ -174,12 +174,12 @@ def _cdi(session: Session, inventory: Inventory, output: str, kind: str | None) 
                 " or --output FOLDER for all"
             )
         for text in named.values():
-            session.show(text)
+            invocation.show(text)
     else:
-        _fill(session, output, named, whole=kind is None)
+        _fill(invocation, output, named, whole=kind is None)
 
 
-def _fill(session: Session, folder: str, files: Mapping[str, str], *, whole: bool) -> None:
+def _fill(invocation: Invocation, folder: str, files: Mapping[str, str], *, whole: bool) -> None:
     """Write files to a folder, which is made if need be; if these are all, no other of ours stays.
 
     A file of a kind that is gone would go on offering it.
@@ -190,18 +190,18 @@ def _fill(session: Session, folder: str, files: Mapping[str, str], *, whole: boo
         why = f"--output {folder!r}: {error.strerror}; cdi writes several files: name a folder"
         raise BadRequest(why) from error
     for file, text in files.items():
-        put(session, "--output", os.path.join(folder, file), text)
+        put(invocation, "--output", os.path.join(folder, file), text)
     for file in sorted(os.listdir(folder)) if whole else ():
         if file.startswith(f"{VENDOR}-") and file.endswith(".json") and file not in files:
             os.unlink(os.path.join(folder, file))
             tell(f"removed {file}: nothing of that kind can be had now")
 
 
-def _repeat(session: Session, source: _Source, output: str, seconds: int) -> None:
+def _repeat(invocation: Invocation, source: _Source, output: str, seconds: int) -> None:
     """Print a line at each interval; what may come right by itself is told, and tried again."""
     while True:
         try:
-            put(session, "--output", output, elim(_inventory(session, source)))
+            put(invocation, "--output", output, elim(_inventory(invocation, source)))
         except AgentError as error:
             if error.error_class != ErrorClass.TRANSIENT:
                 raise

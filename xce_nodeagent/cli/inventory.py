@@ -9,16 +9,16 @@ from typing import Any
 import click
 import msgspec
 
-from xce_nodeagent.cli.profile import with_simulate
-from xce_nodeagent.cli.session import (
+from xce_nodeagent.cli.invocation import (
     LOOKING_SECONDS,
-    Session,
+    Invocation,
     command,
     example,
-    pass_session,
+    pass_invocation,
     with_agent,
     with_json,
 )
+from xce_nodeagent.cli.profile import with_simulate
 from xce_nodeagent.cli.target import replace
 from xce_nodeagent.errors import BadRequest
 from xce_nodeagent.model import name
@@ -38,7 +38,7 @@ from xce_nodeagent.model import name
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints.")
 @with_json
 @with_agent(LOOKING_SECONDS)
-@pass_session
+@pass_invocation
 @example(
     "xce-nodeagent inventory --tree",
     "xce-nodeagent inventory --html node.html",
@@ -46,7 +46,7 @@ from xce_nodeagent.model import name
     "xce-nodeagent inventory --sysroot /tmp/node --svg node.svg",
 )
 def inventory(
-    session: Session,
+    invocation: Invocation,
     *,
     table: bool,
     tree: bool,
@@ -69,12 +69,12 @@ def inventory(
     folder, which --sysroot reads, what this command would look at, and nothing outside of it;
     without --anonymize also the files in which the site declares instances.
     """
-    if table + tree + (matrix or session.json) + (svg is not None) + (html is not None) > 1:
+    if table + tree + (matrix or invocation.json) + (svg is not None) + (html is not None) > 1:
         raise click.UsageError("give one of --table, --tree, --matrix, --svg, --html and --json")
     if schema:
         from xce_nodeagent.model.schema import schema as described  # noqa: PLC0415  # rarely
 
-        session.show_json(described())
+        invocation.show_json(described())
         return
     if sysroot is not None:
         expect_machine(sysroot)
@@ -83,44 +83,44 @@ def inventory(
     if record is not None:
         if table or tree or matrix or svg or html or simulate:
             raise click.UsageError("--record shows nothing and records no simulated machine")
-        _record(session, record, sysroot, anonymize=anonymize)
+        _record(invocation, record, sysroot, anonymize=anonymize)
         return
-    if local or sysroot is not None or simulate or not session.has_socket():
+    if local or sysroot is not None or simulate or not invocation.has_socket():
         found = _look(sysroot, simulate)
-        found = found if session.json else name.cleaned(found)
+        found = found if invocation.json else name.cleaned(found)
     else:
-        found = session.call("GetInventory", {})
+        found = invocation.call("GetInventory", {})
     if matrix:
-        _show_matrix(session, found)
-    elif session.json:
-        session.show_json(found)
+        _show_matrix(invocation, found)
+    elif invocation.json:
+        invocation.show_json(found)
     elif svg is not None:
         from xce_nodeagent.cli.picture.svg import page as drawn  # noqa: PLC0415  # the same
 
-        put(session, "--svg", svg, drawn(found))
+        put(invocation, "--svg", svg, drawn(found))
     elif html is not None:
         from xce_nodeagent.cli.picture.html import page  # noqa: PLC0415  # the same
 
-        put(session, "--html", html, page(found))
+        put(invocation, "--html", html, page(found))
     elif tree:
         from xce_nodeagent.cli.tree import inventory_tree  # noqa: PLC0415  # rich takes its time
 
-        session.show(inventory_tree(found))
+        invocation.show(inventory_tree(found))
     else:
         from xce_nodeagent.cli.table import inventory_table  # noqa: PLC0415  # the same
 
-        session.show(inventory_table(found))
+        invocation.show(inventory_table(found))
 
 
-def _show_matrix(session: Session, found: dict[str, Any]) -> None:
+def _show_matrix(invocation: Invocation, found: dict[str, Any]) -> None:
     from xce_nodeagent.cli import matrix  # noqa: PLC0415  # rich takes its time
     from xce_nodeagent.cli.table import columns  # noqa: PLC0415  # the same
 
     chart = matrix.chart(found)
-    if session.json:
-        session.show_json(chart)
+    if invocation.json:
+        invocation.show_json(chart)
     else:
-        session.show(matrix.matrix(found, chart, columns()))
+        invocation.show(matrix.matrix(found, chart, columns()))
 
 
 def _look(sysroot: str | None, simulate: str) -> dict[str, Any]:
@@ -130,12 +130,12 @@ def _look(sysroot: str | None, simulate: str) -> dict[str, Any]:
     return value
 
 
-def _record(session: Session, folder: str, sysroot: str | None, *, anonymize: bool) -> None:
+def _record(invocation: Invocation, folder: str, sysroot: str | None, *, anonymize: bool) -> None:
     from xce_nodeagent.cli import record  # noqa: PLC0415  # the same
 
     done = record.record(folder, sysroot, anonymize=anonymize)
-    if session.json:
-        session.show_json(done)
+    if invocation.json:
+        invocation.show_json(done)
         return
     lines = [
         f"{folder}: {done['files']} files, {done['links']} links and {done['folders']} folders",
@@ -143,13 +143,13 @@ def _record(session: Session, folder: str, sysroot: str | None, *, anonymize: bo
     ]
     if not anonymize:
         lines.append("it has serial numbers, addresses and names in it; --anonymize replaces them")
-    session.show("\n".join(map(name.printable, lines)))
+    invocation.show("\n".join(map(name.printable, lines)))
 
 
-def put(session: Session, option: str, file: str, text: str) -> None:
+def put(invocation: Invocation, option: str, file: str, text: str) -> None:
     """Write to a file, or to stdout for `-`. A file that is there is replaced as a whole."""
     if file == "-":
-        session.show(text)
+        invocation.show(text)
         return
     try:
         replace(file, text)

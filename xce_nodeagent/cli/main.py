@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from xce_nodeagent.cli.session import Command, Session, tell_plain, with_socket
+from xce_nodeagent.cli.invocation import Command, Invocation, tell_plain, with_socket
 from xce_nodeagent.errors import AgentError, BadRequest, ErrorClass
 
 _COMMANDS: Final = {
@@ -71,20 +71,20 @@ def _program() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; give its exit status."""
-    session = Session(os.environ)
+    invocation = Invocation(os.environ)
     try:
         status = _program.main(
-            args=arguments, prog_name="xce-nodeagent", standalone_mode=False, obj=session
+            args=arguments, prog_name="xce-nodeagent", standalone_mode=False, obj=invocation
         )
     except AgentError as error:
-        return session.fail(error)
+        return invocation.fail(error)
     except click.ClickException as error:
         # The caller's fault, as sysexits.h numbers it; click's own 2 has no class. Where click
         # could not read the options, it has not told us of --json either.
         given = sys.argv[1:] if arguments is None else arguments
-        if session.json or "--json" in given[: given.index("--") if "--" in given else None]:
-            session.json = True
-            return session.fail(BadRequest(error.format_message()))
+        if invocation.json or "--json" in given[: given.index("--") if "--" in given else None]:
+            invocation.json = True
+            return invocation.fail(BadRequest(error.format_message()))
         shown = io.StringIO()
         error.show(shown)
         tell_plain(shown.getvalue())

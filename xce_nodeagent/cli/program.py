@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 import click
 
 from xce_nodeagent.cli.binding import KILL, port_asks, tell_left_over
-from xce_nodeagent.cli.session import (
-    Session,
+from xce_nodeagent.cli.invocation import (
+    Invocation,
     command,
     example,
-    pass_session,
+    pass_invocation,
     run_of,
     tell,
     with_agent,
@@ -54,10 +54,10 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # as every shell ends
 @click.option("--kill", is_flag=True, help="End what COMMAND leaves behind, where that may be.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_agent()
-@pass_session
+@pass_invocation
 @example("xce-nodeagent exec --request 'rusage[gpu=1]' -- nvidia-smi -L")
 def run_bound(  # noqa: PLR0917  # click gives them by name
-    session: Session,
+    invocation: Invocation,
     job: str | None,
     attempt: str | None,
     instances: tuple[str, ...],
@@ -92,26 +92,26 @@ def run_bound(  # noqa: PLR0917  # click gives them by name
     try:
         try:
             with _cut_short(before):
-                env = session.call("Prepare", asked)["env"]
+                env = invocation.call("Prepare", asked)["env"]
         except NotReady as error:
             # Nobody else knows this token: what may have been done is ours.
             if error.details.get("unanswered") and not attempt:
-                _release(session, ref)
+                _release(invocation, ref)
             raise
         except _Cut as cut:
             if attempt:  # it may be of a prepare that was not ours
                 tell(f"job {run_of(ref)} may hold what was asked for: see `jobs`, and release it")
             else:
-                _release(session, ref, _CUT_SECONDS)
+                _release(invocation, ref, _CUT_SECONDS)
             return 128 + cut.number
         seconds = None
         try:
-            return _run(session, ref, command, env, before)
+            return _run(invocation, ref, command, env, before)
         except _Cut as cut:
             seconds = _CUT_SECONDS
             return 128 + cut.number
         finally:
-            _release(session, {**ref, "kill": KILL} if kill else ref, seconds)
+            _release(invocation, {**ref, "kill": KILL} if kill else ref, seconds)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -151,10 +151,10 @@ def _cut_short(before: set[int | signal.Signals]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _release(session: Session, ref: dict[str, Any], seconds: float | None = None) -> None:
+def _release(invocation: Invocation, ref: dict[str, Any], seconds: float | None = None) -> None:
     """Release; when that fails, say so, and let the command's status stand."""
     try:
-        answer = session.call("Release", ref, seconds)
+        answer = invocation.call("Release", ref, seconds)
     except AgentError as error:
         tell(f"job {run_of(ref)} is not released: {error.message}")
     else:
@@ -162,7 +162,7 @@ def _release(session: Session, ref: dict[str, Any], seconds: float | None = None
 
 
 def _run(
-    session: Session,
+    invocation: Invocation,
     ref: dict[str, Any],
     command: Sequence[str],
     env: dict[str, str],
@@ -175,7 +175,7 @@ def _run(
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _child(session, ref, command, env, writing)
+        _child(invocation, ref, command, env, writing)
     os.close(writing)
     status = _wait(child)
     with open(reading, "rb") as pipe:
@@ -202,11 +202,15 @@ def _wait(child: int) -> int:
 
 
 def _child(
-    session: Session, ref: dict[str, Any], command: Sequence[str], env: dict[str, str], pipe: int
+    invocation: Invocation,
+    ref: dict[str, Any],
+    command: Sequence[str],
+    env: dict[str, str],
+    pipe: int,
 ) -> NoReturn:
     """Move in and become the command; tell a failed move through the pipe. Never returns."""
     try:
-        joined = session.call("Join", ref)
+        joined = invocation.call("Join", ref)
         os.write(pipe, _STARTED)
         become(command, {**env, **joined["env"]})
     except AgentError as error:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from xce_nodeagent.cli.session import tell
+from xce_nodeagent.cli.invocation import tell
 from xce_nodeagent.daemon.account import load, places, site
 from xce_nodeagent.discovery import scan
 from xce_nodeagent.errors import BadConfig, BadRequest

@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from xce_nodeagent.cli.session import run_of
+from xce_nodeagent.cli.invocation import run_of
 from xce_nodeagent.cli.width import folded, room
 
 _ENDLESS = 1 << 20  # columns of what is no terminal

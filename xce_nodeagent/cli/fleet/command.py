@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xce_nodeagent.cli.session import (
-    Session,
+from xce_nodeagent.cli.invocation import (
+    Invocation,
     command,
     example,
-    pass_session,
+    pass_invocation,
     tell,
     with_json,
 )
@@ -91,7 +91,7 @@ def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
     help=f"How long to wait for the store; else {SECONDS:g}.",
 )
 @with_json
-@pass_session
+@pass_invocation
 @example(
     "xce-nodeagent fleet",
     "xce-nodeagent fleet --free gpu=8 --sort block",
@@ -104,7 +104,7 @@ def _deadline(_: click.Context, __: click.Parameter, value: float) -> float:
     "xce-nodeagent fleet --forget-shapes",
 )
 def fleet(  # noqa: PLR0917  # click gives them by name
-    session: Session,
+    invocation: Invocation,
     names: tuple[str, ...],
     config: str | None,
     endpoints: tuple[str, ...],
@@ -151,9 +151,9 @@ def fleet(  # noqa: PLR0917  # click gives them by name
     if schema:
         from xce_nodeagent.cli.fleet.schema import schema as described  # noqa: PLC0415  # rarely
 
-        session.show_json(described())
+        invocation.show_json(described())
         return
-    if html is not None and (watch or session.json):
+    if html is not None and (watch or invocation.json):
         raise click.UsageError("--html is for one picture: without --watch and --json")
     if forget and (watch or html is not None or not names):
         raise click.UsageError("--forget is for NODEs, and shows nothing")
@@ -172,23 +172,23 @@ def fleet(  # noqa: PLR0917  # click gives them by name
     if forget:
         if globs:
             raise click.UsageError("--forget takes names of nodes, no patterns")
-        _forget(session, settings, full, deadline, yes=yes)
+        _forget(invocation, settings, full, deadline, yes=yes)
         return
     if forget_shapes:
-        _forget_shapes(session, settings, deadline, yes=yes)
+        _forget_shapes(invocation, settings, deadline, yes=yes)
         return
     page = _page(every=every or bool(wanted) or sort is not None, wide=wide)
     choose = _chooser(wanted, sort or "name", reverse=reverse)
     if watch:
         with stores.followed(settings, deadline) as store:
-            _watch(session, store, choose, page)
+            _watch(invocation, store, choose, page)
         return
     found = stores.look(settings, deadline)
     if full:
-        _nodes(session, found, full, page())
+        _nodes(invocation, found, full, page())
     else:
         view = found.view()
-        _show(session, view, choose(view), html, page())
+        _show(invocation, view, choose(view), html, page())
 
 
 def _chooser(
@@ -217,28 +217,28 @@ def _page(*, every: bool, wide: bool) -> Callable[[], Page]:
 
 
 def _show(
-    session: Session,
+    invocation: Invocation,
     view: FleetView,
     chosen: tuple[NodeView, ...],
     html: str | None,
     page: Page,
 ) -> None:
-    if session.json:
+    if invocation.json:
         from xce_nodeagent.cli.fleet.view import told  # noqa: PLC0415  # only where it is asked for
 
-        session.show_json(told(view, chosen))
+        invocation.show_json(told(view, chosen))
     elif html is not None:
         from xce_nodeagent.cli.fleet.page import page as drawn  # noqa: PLC0415  # the same
         from xce_nodeagent.cli.inventory import put  # noqa: PLC0415  # the same
 
-        put(session, "--html", html, drawn(view, chosen, page.now))
+        put(invocation, "--html", html, drawn(view, chosen, page.now))
     else:
         from xce_nodeagent.cli.fleet.table import written  # noqa: PLC0415  # rich takes its time
 
-        session.show(written(view, chosen, page))
+        invocation.show(written(view, chosen, page))
 
 
-def _nodes(session: Session, store: Store, names: tuple[str, ...], page: Page) -> None:
+def _nodes(invocation: Invocation, store: Store, names: tuple[str, ...], page: Page) -> None:
     view = store.view()
     known = {node.name: node for node in view.nodes}
     for name in names:
@@ -247,13 +247,13 @@ def _nodes(session: Session, store: Store, names: tuple[str, ...], page: Page) -
                 f"NODE {name!r}: the store has no such node; `fleet` lists those that it has",
                 node=name,
             )
-    if session.json:
+    if invocation.json:
         from xce_nodeagent.cli.fleet.view import told  # noqa: PLC0415  # only where it is asked for
 
         value = told(view, [known[name] for name in names])
         for node in value["nodes"]:
             node["inventory"] = store.inventory(node["name"])
-        session.show_json(value)
+        invocation.show_json(value)
         return
     from xce_nodeagent.cli.fleet.reason import detail  # noqa: PLC0415  # rich takes its time
     from xce_nodeagent.cli.fleet.table import printed  # noqa: PLC0415  # the same
@@ -268,11 +268,11 @@ def _nodes(session: Session, store: Store, names: tuple[str, ...], page: Page) -
             if found is None
             else inventory_table(cleaned(found))
         )
-    session.show("".join(texts))
+    invocation.show("".join(texts))
 
 
 def _watch(
-    session: Session,
+    invocation: Invocation,
     store: Followed,
     chosen: Callable[[FleetView], tuple[NodeView, ...]],
     page: Callable[[], Page],
@@ -280,27 +280,34 @@ def _watch(
     from xce_nodeagent.cli.fleet import follow  # noqa: PLC0415  # rich takes its time
 
     every = follow.views(store, store.survey)
-    if page().lines is None or session.json:
-        follow.tell(every, chosen, session.show, as_json=session.json)
+    if page().lines is None or invocation.json:
+        follow.tell(every, chosen, invocation.show, as_json=invocation.json)
     else:
         follow.draw(every, chosen, page)
 
 
 def _forget(
-    session: Session, settings: Settings, names: tuple[str, ...], deadline: float, *, yes: bool
+    invocation: Invocation,
+    settings: Settings,
+    names: tuple[str, ...],
+    deadline: float,
+    *,
+    yes: bool,
 ) -> None:
     if not yes and not _confirmed(f"Delete all that the store has of {', '.join(names)}?"):
         return
     from xce_nodeagent.cli.fleet.forget import forget  # noqa: PLC0415  # rarely
 
     done = forget(settings, names, deadline)
-    if session.json:
-        session.show_json({"forgotten": done})
+    if invocation.json:
+        invocation.show_json({"forgotten": done})
     else:
-        session.show("\n".join(f"{name}: {count} keys deleted" for name, count in done.items()))
+        invocation.show("\n".join(f"{name}: {count} keys deleted" for name, count in done.items()))
 
 
-def _forget_shapes(session: Session, settings: Settings, deadline: float, *, yes: bool) -> None:
+def _forget_shapes(
+    invocation: Invocation, settings: Settings, deadline: float, *, yes: bool
+) -> None:
     from xce_nodeagent.cli.fleet.forget import shapes  # noqa: PLC0415  # rarely
     from xce_nodeagent.cli.fleet.view import counted  # noqa: PLC0415  # the same
 
@@ -310,10 +317,10 @@ def _forget_shapes(session: Session, settings: Settings, deadline: float, *, yes
         if found.shapes and not _confirmed(f"Delete {what}?"):
             return
     done = shapes(settings, deadline, dry_run=False)
-    if session.json:
-        session.show_json({"shapes": list(done.shapes), "bytes": done.bytes})
+    if invocation.json:
+        invocation.show_json({"shapes": list(done.shapes), "bytes": done.bytes})
     else:
-        session.show(f"{counted(len(done.shapes), 'shape')} deleted, {done.bytes:,} bytes")
+        invocation.show(f"{counted(len(done.shapes), 'shape')} deleted, {done.bytes:,} bytes")
 
 
 def _confirmed(question: str) -> bool:

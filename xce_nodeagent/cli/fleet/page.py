@@ -14,9 +14,9 @@ from datetime import datetime
 from xce_nodeagent.cli.fleet.blocks import CARD, NAME, Band, Block, Look, blocks, looks
 from xce_nodeagent.cli.fleet.order import exceptional, shape
 from xce_nodeagent.cli.fleet.view import FleetView, NodeView, Summary, Tally, counted
+from xce_nodeagent.cli.invocation import run_of
 from xce_nodeagent.cli.picture.html import hashed
 from xce_nodeagent.cli.picture.svg import DARK, FONT, LIGHT, anchor, text
-from xce_nodeagent.cli.session import run_of
 
 _PAGE = """
 :root {{ color-scheme: light dark; {light} }}

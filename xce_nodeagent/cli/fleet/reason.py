@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from xce_nodeagent.cli.fleet.grid import Line, cell
 from xce_nodeagent.cli.fleet.order import exceptional
 from xce_nodeagent.cli.fleet.view import Job, NodeState, NodeView, Wrong
-from xce_nodeagent.cli.session import run_of
+from xce_nodeagent.cli.invocation import run_of
 
 STYLES: Mapping[NodeState, str] = {
     "ok": "green", "drained": "yellow", "unhealthy": "red", "faulty": "bold red",

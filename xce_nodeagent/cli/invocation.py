@@ -1,4 +1,4 @@
-"""A session: where the agent is, how this command answers, and the one way to print."""
+"""One call of the program: where the agent is, how it is answered, and the one way to print."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTIONS = {"instances": "--instance", "job": "--job", "id": "ID", "jobs": "JOB"
 """What a person calls a parameter of the socket, where it is not `--` and its name."""
 
 
-class Session:
+class Invocation:
     """What the commands of one call of the program share."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -185,7 +185,7 @@ class Command(click.Command):
     """A command whose help is printed as every answer is."""
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """Give the option `--help`, which shows the help by way of the session."""
+        """Give the option `--help`, which shows the help by way of the invocation."""
         option = super().get_help_option(ctx)
         if option is not None:
             option.callback = _show_help
@@ -194,7 +194,7 @@ class Command(click.Command):
 
 def _show_help(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
-        context.find_object(Session).show(context.get_help())  # type: ignore[union-attr]  # main made it
+        context.find_object(Invocation).show(context.get_help())  # type: ignore[union-attr]  # main made it
         context.exit()
 
 
@@ -207,7 +207,7 @@ def with_socket(command: Decorated) -> Decorated:
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
         if value:
-            context.find_object(Session).socket = value  # type: ignore[union-attr]  # main made it
+            context.find_object(Invocation).socket = value  # type: ignore[union-attr]  # main made it
 
     return click.option(
         "--socket",
@@ -224,7 +224,7 @@ def with_agent(seconds: float = SECONDS) -> Callable[[Decorated], Decorated]:
     def keep(context: click.Context, _: click.Parameter, value: float) -> None:
         if not 0 < value < 86400:  # NaN as well
             raise click.BadParameter(f"{value:g}: expected up to a day, in seconds")
-        context.find_object(Session).seconds = value  # type: ignore[union-attr]  # main made it
+        context.find_object(Invocation).seconds = value  # type: ignore[union-attr]  # main made it
 
     def add(command: Decorated) -> Decorated:
         deadline = click.option(
@@ -246,7 +246,7 @@ def with_json(command: Decorated) -> Decorated:
 
     def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
-            context.find_object(Session).json = True  # type: ignore[union-attr]  # main made it
+            context.find_object(Invocation).json = True  # type: ignore[union-attr]  # main made it
 
     return click.option(
         "--json",
@@ -270,4 +270,4 @@ def example(*lines: str) -> Callable[[Decorated], Decorated]:
     return add
 
 
-pass_session = click.make_pass_decorator(Session)
+pass_invocation = click.make_pass_decorator(Invocation)
