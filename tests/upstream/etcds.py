@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 DEADLINE = 30.0
@@ -87,13 +87,17 @@ class Etcd:
 
     def wait(self) -> None:
         """Wait until it answers, and has a leader."""
-        end = time.monotonic() + DEADLINE
-        while not self.healthy():
-            if self._process is None or self._process.poll() is not None:
-                raise RuntimeError(f"etcd ended: {self.tail()}")
-            if time.monotonic() > end:
-                raise TimeoutError(f"etcd does not answer: {self.tail()}")
-            time.sleep(0.02)
+        _wait([self])
+
+    def ready(self, end: float) -> bool:
+        """Say whether it answers; raise where it has ended, or `end` has come."""
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"etcd ended: {self.tail()}")
+        if self.healthy():
+            return True
+        if time.monotonic() > end:
+            raise TimeoutError(f"etcd does not answer: {self.tail()}")
+        return False
 
     def healthy(self) -> bool:
         """Say whether it answers that it is well. One that speaks TLS answers when it listens."""
@@ -204,13 +208,53 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@contextlib.contextmanager
-def running(*options: str) -> Iterator[Etcd]:
-    """Run one etcd."""
-    with folder() as where:
-        one = Etcd(where, *options)
+TRIES = 3
+_TAKEN = "address already in use"
+
+
+def begin(make: Callable[[], list[Etcd]], tries: int = TRIES) -> list[Etcd]:
+    """Start the members that `make` gives; others where somebody was faster to take a port."""
+    for left in reversed(range(tries)):
+        members = make()
         try:
-            yield one.start()
+            for one in members:
+                one.start(wait=False)
+            _wait(members)
+        except BaseException as error:
+            for one in members:
+                one.kill()
+            if not left or _TAKEN not in str(error):
+                raise
+            for one in members:
+                one.wipe("")
+                one.log.unlink()
+        else:
+            return members
+    raise AssertionError
+
+
+def _wait(members: Sequence[Etcd]) -> None:
+    """Wait for all; as soon as one has ended, raise."""
+    end = time.monotonic() + DEADLINE
+    left = list(members)
+    while left:
+        left = [one for one in left if not one.ready(end)]
+        time.sleep(0.02 if left else 0)
+
+
+@contextlib.contextmanager
+def running(*options: str, scheme: str = "http") -> Iterator[Etcd]:
+    """Run one etcd."""
+
+    def make() -> list[Etcd]:
+        client, peer = free_ports(2)
+        urls = {"url": f"{scheme}://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{peer}"}
+        return [Etcd(where, *options, **urls)]
+
+    with folder() as where:
+        (one,) = begin(make)
+        try:
+            yield one
         finally:
             one.kill()
 
@@ -218,20 +262,20 @@ def running(*options: str) -> Iterator[Etcd]:
 @contextlib.contextmanager
 def cluster(count: int = 3, *options: str) -> Iterator[list[Etcd]]:
     """Run several members of one cluster."""
-    ports = free_ports(2 * count)
-    urls = [f"http://127.0.0.1:{port}" for port in ports[:count]]
-    peers = [f"http://127.0.0.1:{port}" for port in ports[count:]]
-    told = ",".join(f"m{at}={peer}" for at, peer in enumerate(peers))
-    with folder() as where:
-        members = [
+
+    def make() -> list[Etcd]:
+        ports = free_ports(2 * count)
+        urls = [f"http://127.0.0.1:{port}" for port in ports[:count]]
+        peers = [f"http://127.0.0.1:{port}" for port in ports[count:]]
+        told = ",".join(f"m{at}={peer}" for at, peer in enumerate(peers))
+        return [
             Etcd(where, *options, name=f"m{at}", url=url, peer=peer, cluster=told)
             for at, (url, peer) in enumerate(zip(urls, peers, strict=True))
         ]
+
+    with folder() as where:
+        members = begin(make)
         try:
-            for one in members:
-                one.start(wait=False)
-            for one in members:
-                one.wait()
             yield members
         finally:
             for one in members:

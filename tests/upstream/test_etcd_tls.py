@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sinks
 from certificates import Authority
-from etcds import Etcd, folder, free_ports
+from etcds import folder, running
 from sinks import eventually, made, undelivered
 
 from xce_nodeagent.upstream import certificate
@@ -29,16 +29,10 @@ def authority():
 def guarded(authority):
     """Run an etcd that only those may ask who have a certificate of the authority."""
     server = authority.sign("server")
-    client, peer = free_ports(2)
     options = ["--cert-file", server.cert, "--key-file", server.key]
     options += ["--client-cert-auth", "--trusted-ca-file", authority.ca, "--bcrypt-cost", "4"]
-    with folder() as where:
-        urls = {"url": f"https://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{peer}"}
-        one = Etcd(where, *options, **urls)
-        try:
-            yield one.start()
-        finally:
-            one.kill()
+    with running(*options, scheme="https") as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
