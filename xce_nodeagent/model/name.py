@@ -42,6 +42,8 @@ def cleaned(value: Any) -> Any:
         return value if value.isprintable() else printable(value)
     if isinstance(value, dict):
         return {cleaned(key): cleaned(one) for key, one in value.items()}
+    if isinstance(value, tuple):  # msgspec.to_builtins leaves them
+        return tuple(cleaned(one) for one in value)
     return [cleaned(one) for one in value] if isinstance(value, list) else value
 
 

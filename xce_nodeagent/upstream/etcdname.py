@@ -192,8 +192,11 @@ class Name:
             key = self._keys.rival(mine.node, mine.agent)
             self._client.txn([], [put(key, packing.pack(told), self._granted(0))])
             self.revision, self.waiting = 0, True
-        reason = f"{self._where()}: the name {mine.node} is that of agent {other.agent}"
-        reason += f" (boot {other.boot_id}{', ' if other.program else ''}{other.program})"
+        agent, boot, program = (
+            printable(one[:_SAID]) for one in (other.agent, other.boot_id, other.program)
+        )
+        reason = f"{self._where()}: the name {mine.node} is that of agent {agent}"
+        reason += f" (boot {boot}{', ' if program else ''}{program})"
         if other.agent == mine.agent:
             # Most often this host before it was booted anew, and then a matter of one lease.
             raise Undelivered(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from xce_nodeagent.cli.fleet.access import asking
 from xce_nodeagent.cli.fleet.settings import Settings
 from xce_nodeagent.errors import BadRequest, Conflict, Upstream
+from xce_nodeagent.model.name import printable
 from xce_nodeagent.upstream import claim, keys
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcdwire import Delete, Operation, absent
@@ -12,6 +13,7 @@ from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.shapes import Collected, collect
 
 _NAMED = 5  # nodes that cannot be read, and are named
+_SAID = 64  # characters of an id that people are told
 
 
 def forget(settings: Settings, names: tuple[str, ...], seconds: float) -> dict[str, int]:
@@ -36,7 +38,7 @@ def shapes(settings: Settings, seconds: float, *, dry_run: bool) -> Collected:
     with asking(settings, seconds) as client:
         found = collect(client, settings.keys, dry_run=dry_run)
     if found.unread:
-        named = ", ".join(found.unread[:_NAMED])
+        named = printable(", ".join(found.unread[:_NAMED]))
         more = f" and {len(found.unread) - _NAMED} more" if len(found.unread) > _NAMED else ""
         raise Conflict(
             f"no shape is deleted: what {named}{more} reported cannot be read, and any may be"
@@ -58,7 +60,9 @@ def _forget(client: Client, names: Keys, name: str) -> int:
         return count
     found = client.get(names.live(name))
     living = claim.read(found.value) if found is not None else None
-    who = f"agent {living.agent} of boot {living.boot_id}" if living else "its agent"
+    who = "its agent"
+    if living is not None:
+        who = f"agent {printable(living.agent[:_SAID])} of boot {printable(living.boot_id[:_SAID])}"
     if found is not None and not found.lease:
         raise Upstream(
             f"NODE {name!r}: its sign of life has no lease and would never end; who wrote it must"
