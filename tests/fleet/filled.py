@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from random import Random
 
 import fleets
-from asking import Asking
+from upstream.asking import Asking
 
 from xce_nodeagent.upstream.etcdwire import put
 from xce_nodeagent.upstream.keys import Keys

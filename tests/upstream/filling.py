@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 
-from asking import Asking
+from upstream.asking import Asking
 
 from xce_nodeagent.upstream import etcdwire
 from xce_nodeagent.upstream.etcd import Client
