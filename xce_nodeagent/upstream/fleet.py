@@ -54,9 +54,11 @@ class Node(Struct, frozen=True, kw_only=True):
     lease was seen ended, by the reader's clock in seconds since the epoch, 0 while it lives.
     `faults` say what of it cannot be believed; a choice passes over a node that has one. `rivals`
     are other living agents that claim its name: somebody's mistake, but who has the name reports of
-    itself and is fenced by its lease, so jobs may go there. `head` is
-    None where it cannot be read. `states` are of instances that differ from what is usual, by id.
-    `shape` is None where it is not known; `entries` are as they came from the store.
+    itself and is fenced by its lease, so jobs may go there. `head` is None where it cannot be read.
+    `states` are of instances that differ from what is usual, by id. `shape` is None where it is not
+    known; `entries` are as they came from the store. The mappings are plain ones, so that a node
+    can be encoded and pickled; they are shared with other nodes and with fleets to come, and not to
+    be changed.
     """
 
     name: str

@@ -182,7 +182,10 @@ class Watcher:
                 return seen
 
     def subscribe(self, callback: Callable[[Fleet], None]) -> Callable[[], None]:
-        """Call back with each new fleet; call what comes back to end that."""
+        """Call back with each new fleet; call what comes back to end that.
+
+        It is called in a thread of the reader's, and may `close` it.
+        """
         token = object()
         with self._condition:
             self._callbacks[token] = callback
