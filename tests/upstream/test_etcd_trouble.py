@@ -121,6 +121,25 @@ def test_a_member_of_another_cluster_is_passed_over(own):
         assert there.entries("n1") == made("n1", 3, jobs=3).entries
 
 
+def test_a_new_store_is_taken_when_it_alone_is_named(own):
+    """As long as a member of the old one may come back, it is not."""
+    etcd, there = own
+    now = [etcd.url]
+    sink = there.sink(renew=lambda: now)
+    sink.deliver(made("n1"))
+    etcd.kill()
+    with etcds.running() as other:
+        now[:] = [etcd.url, other.url]
+        told = fails(sink, made("n1", 2, jobs=2))
+        assert "Connection refused" in told.reason
+        assert f"{other.url}: it is of cluster" in told.reason
+        assert other.keys() == []
+        now[:] = [other.url]
+        sink.deliver(made("n1", 2, jobs=2))
+        there.reader.move(now)
+        assert there.entries("n1") == made("n1", 2, jobs=2).entries
+
+
 def test_endpoints_that_changed_are_taken(own):
     """The store moved; the configuration file says where to; nobody restarts the agent."""
     etcd, there = own
