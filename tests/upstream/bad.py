@@ -28,7 +28,7 @@ BAD = {
     "empty": ("head", b"", "not a Head"),
     "another type": ("head", b"[1,2]", "not a Head"),
     "no UTF-8": ("head", b'{"node":"\xff"}', "not a Head"),
-    "deep": ("head", deep(100_000), "not a Head"),
+    "deep": ("head", deep(9_000), "not a Head"),
     "no number of this world": (
         "head",
         packing.plain(head(2)).replace(b'"healthy":8', b'"healthy":' + b"9" * 400),
@@ -41,6 +41,9 @@ BAD = {
     "negative number": ("head", head(2, number=-1), "is negative"),
     "negative counter": ("head", head(2, counters={"gpu": {"total": -1}}), "'gpu' is no amount"),
     "bomb": ("static", zlib.compress(b" " * (64 << 20)), "more than 4194304 bytes"),
+    "bomb of a state": ("state/x", zlib.compress(b" " * (4 << 20)), "more than 65536 bytes"),
+    "bomb of a binding": (JOB, zlib.compress(b" " * (4 << 20)), "more than 524288 bytes"),
+    "huge head": ("head", head(2, program="x" * (65 << 10)), "more than 65536 bytes"),
     "huge": ("static", b"{" + b" " * (5 << 20) + b"}", "at most 4194304 are read"),
     "cut short": ("static", fleets.reported(2).entries["static"][:-9], "cut short"),
     "no such shape": ("static", packing.pack({**STATIC, "shape": "0" * 64}), "not in the store"),

@@ -15,7 +15,8 @@ from msgspec import structs
 from reader import GRACE, KEYS, NODES, Reader, entry, live, node, state
 
 from xce_nodeagent.upstream import packing
-from xce_nodeagent.upstream.mirror import MOST_ENTRIES, MOST_RIVALS, SETTLE, Change, Mirror
+from xce_nodeagent.upstream.mirror import MOST_RIVALS, SETTLE, Change, Mirror
+from xce_nodeagent.upstream.record import MOST_ENTRIES
 from xce_nodeagent.upstream.report import Head, digest
 
 
@@ -152,10 +153,10 @@ def test_a_sign_of_life_that_is_not_the_reports_is_told(
 
 def test_a_fault_of_this_program_costs_one_node_alone() -> None:
     class Faulty(Mirror):
-        def _read(self, name, record, *, whole):
+        def _read(self, name, record, *, whole, excess):
             if name == fleets.name(6):
                 raise ZeroDivisionError(name)
-            return super()._read(name, record, whole=whole)
+            return super()._read(name, record, whole=whole, excess=excess)
 
     reader = Reader()
     reader.mirror = Faulty(KEYS, grace=GRACE)

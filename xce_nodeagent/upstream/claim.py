@@ -35,6 +35,6 @@ class Live(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read(value: bytes) -> Live | None:
     """Read a claim; None where the value is none."""
     try:
-        return packing.unpack(value, Live)
+        return packing.unpack(value, Live, packing.SMALL)
     except Unreadable:
         return None

@@ -7,6 +7,11 @@ from msgspec import Struct
 from xce_nodeagent.upstream import packing
 from xce_nodeagent.upstream.shape import Shape, place
 
+MOST_ROWS = 1 << 14
+MOST_OVERLAPS = 1 << 18
+"""Instances of a host, and pairs of them that are of the same silicon: a hundred times as many as
+the largest host has that is known."""
+
 
 class Form(Struct, frozen=True):
     """A shape, and of each row its type, its parent's place, and the places of what it overlaps."""
@@ -21,8 +26,14 @@ class Form(Struct, frozen=True):
 
 
 def form_of(shape: Shape) -> Form:
-    """Follow a shape's references. Raise packing.Unreadable for one to nothing."""
+    """Follow a shape's references. Raise packing.Unreadable for one to nothing, or too many."""
     count = len(shape.rows)
+    pairs = sum(len(row.overlaps) for row in shape.rows)
+    if count > MOST_ROWS or pairs > MOST_OVERLAPS:
+        raise packing.Unreadable(
+            f"{count} instances that overlap {pairs} times; at most {MOST_ROWS} and"
+            f" {MOST_OVERLAPS} are read"
+        )
     types = tuple(row.type for row in shape.rows)
     parents = tuple(_place(row.parent, count) for row in shape.rows)
     return Form(

@@ -24,6 +24,7 @@ from xce_nodeagent.upstream.fleet import Fleet, Node
 from xce_nodeagent.upstream.form import Form, form_of
 from xce_nodeagent.upstream.keys import EntryKey, Keys, LiveKey, RivalKey, ShapeKey
 from xce_nodeagent.upstream.reading import Shared, read
+from xce_nodeagent.upstream.record import Record
 from xce_nodeagent.upstream.shape import Shape
 
 _log = logging.getLogger(__name__)
@@ -34,9 +35,6 @@ Change = tuple[bytes, bytes | None, int]
 SETTLE = 5.0
 """Seconds that a report may take to be whole."""
 
-MOST_ENTRIES = 4096
-"""Entries of a node that are read: several times what a host with a thousand jobs has."""
-
 MOST_RIVALS = 8
 """Other agents that claim a node's name, and are told."""
 
@@ -44,49 +42,7 @@ MOST_RIVALS = 8
 _COMMON = {name: name for name in (report.HEAD, report.STATIC, report.PROBLEMS)}
 _LONGEST_NAME = 253  # of a host (RFC 1035)
 _MOST_STRANGE = 1000  # keys of no node that are remembered
-
-
-class _Record:
-    """What is known of one node, and what was made of it."""
-
-    __slots__ = (
-        "entries",
-        "faults",
-        "live",
-        "made",
-        "rivals",
-        "shared",
-        "since",
-        "unlike",
-        "until",
-    )
-
-    def __init__(self) -> None:
-        self.entries: dict[str, bytes] = {}
-        self.shared = False  # a Node has these entries: they are copied before they change
-        self.live: tuple[bytes, int] | None = None
-        self.rivals: dict[str, bytes] = {}
-        self.until = -math.inf  # available without a lease until then
-        self.since = 0.0  # when its lease was seen ended, for people
-        self.unlike: float | None = None  # since when the entries are not those of the head
-        self.made: Node | None = None
-        self.faults: tuple[str, ...] = ()  # of the report in `made`, not of who has the name
-
-    def put(self, entry: str, value: bytes | None) -> bool:
-        """Take an entry in; say whether that changed anything."""
-        if self.entries.get(entry) == value:
-            return False
-        if self.shared:
-            self.entries, self.shared = dict(self.entries), False
-        if value is None:
-            del self.entries[entry]
-        else:
-            self.entries[entry] = value
-        return True
-
-    @property
-    def empty(self) -> bool:
-        return not self.entries and self.live is None and not self.rivals
+_FORMS = 16  # shapes that are kept whether a node has them or not
 
 
 class Mirror:
@@ -100,9 +56,10 @@ class Mirror:
         self._keys = keys
         self._grace = grace
         self._settle = settle
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, Record] = {}
         self._shapes: dict[str, bytes] = {}
         self._forms: dict[str, Form | str] = {}
+        self._most_forms = _FORMS
         self._shared = Shared()
         self._strange: set[bytes] = set()
         self._changed: set[str] = set()
@@ -171,10 +128,10 @@ class Mirror:
             self._strange.add(key)
         return None
 
-    def _record(self, name: str, *, make: bool) -> _Record | None:
+    def _record(self, name: str, *, make: bool) -> Record | None:
         record = self._records.get(name)
         if record is None and make:
-            record = self._records[name] = _Record()
+            record = self._records[name] = Record()
         return record
 
     def _entry(self, name: str, entry: str, value: bytes | None) -> None:
@@ -252,9 +209,10 @@ class Mirror:
             faults=self._strangers(),
         )
 
-    def _made(self, name: str, record: _Record, now: float, wall: float) -> Node:
+    def _made(self, name: str, record: Record, now: float, wall: float) -> Node:
         """Make a node, and note when it is to be made again."""
-        whole = self._is_whole(record)
+        excess = record.excess()
+        whole = bool(excess) or record.whole()
         due = math.inf
         if whole:
             record.unlike = None
@@ -266,7 +224,7 @@ class Mirror:
         if due < math.inf and record.entries and before is not None and before.head is not None:
             node = before
         else:
-            node = self._read(name, record, whole=whole)
+            node = self._read(name, record, whole=whole, excess=excess)
             record.faults = node.faults
         if record.live is None and not record.since:
             record.since = wall  # it was never seen alive
@@ -283,20 +241,9 @@ class Mirror:
             rivals=_rivals(name, record),
         )
 
-    def _is_whole(self, record: _Record) -> bool:
-        """Say whether the entries are those that the head names."""
-        if len(record.entries) > MOST_ENTRIES:
-            return True  # which is a fault by itself
-        try:
-            head = packing.unpack(record.entries[report.HEAD], report.Head)
-            return head.report == report.digest(record.entries)
-        except (KeyError, packing.Unreadable):
-            return False
-
-    def _read(self, name: str, record: _Record, *, whole: bool) -> Node:
-        if len(record.entries) > MOST_ENTRIES:
-            count = len(record.entries)
-            return Node(name=name, faults=(f"{count} entries; at most {MOST_ENTRIES} are read",))
+    def _read(self, name: str, record: Record, *, whole: bool, excess: str) -> Node:
+        if excess:
+            return Node(name=name, faults=(excess,))
         record.shared = True
         node = read(name, record.entries, self._form, self._shared)
         if whole or node.faults:
@@ -309,8 +256,16 @@ class Mirror:
         if form is None:
             form = self._shape_read(sha256)
             if sha256 in self._shapes:
-                self._forms[sha256] = form
+                self._keep(sha256, form)
         return form
+
+    def _keep(self, sha256: str, form: Form | str) -> None:
+        """Keep a shape that was read, and let go of those that no node has any more."""
+        if len(self._forms) >= self._most_forms:
+            used = {node.shape_hash for node in self._nodes.values()}
+            self._forms = {name: one for name, one in self._forms.items() if name in used}
+            self._most_forms = max(_FORMS, 2 * len(self._forms))
+        self._forms[sha256] = form
 
     def _shape_read(self, sha256: str) -> Form | str:
         data = self._shapes.get(sha256)
@@ -336,7 +291,7 @@ _NOT_WHOLE = "its entries are not those that its head names: something was lost,
 _CLAIMS = "who has the name: "
 
 
-def _claims(record: _Record, node: Node) -> Iterable[str]:
+def _claims(record: Record, node: Node) -> Iterable[str]:
     """Tell what is wrong with who lives under this name."""
     live = None
     if record.live is not None:
@@ -358,7 +313,7 @@ def _claims(record: _Record, node: Node) -> Iterable[str]:
             yield f"{_CLAIMS}its agent, but its report is of an earlier boot"
 
 
-def _rivals(name: str, record: _Record) -> tuple[Live, ...]:
+def _rivals(name: str, record: Record) -> tuple[Live, ...]:
     """Give who else claims the name; of one whose claim is unreadable, its id alone."""
     if not record.rivals:
         return ()

@@ -17,6 +17,9 @@ T = TypeVar("T")
 LARGEST = 4 << 20
 """Bytes of JSON that a reader takes at most: a hundred times the largest host that is known."""
 
+SMALL = 64 << 10
+"""The same of a value that tells of one thing: an instance's state, a head, a sign of life."""
+
 _WORTH = 512
 """Bytes below which a deflated value would be no smaller in any way that counts."""
 _ZLIB = b"\x78"
@@ -46,26 +49,26 @@ def pack(value: Any) -> bytes:
     return packed(value).data
 
 
-def plain(data: bytes) -> bytes:
-    """Give the JSON of a value. Raise Unreadable."""
+def plain(data: bytes, limit: int = LARGEST) -> bytes:
+    """Give the JSON of a value, of `limit` bytes at most. Raise Unreadable."""
     if not data.startswith(_ZLIB):
-        if len(data) > LARGEST:
-            raise Unreadable(f"{len(data)} bytes; at most {LARGEST} are read")
+        if len(data) > limit:
+            raise Unreadable(f"{len(data)} bytes; at most {limit} are read")
         return data
     inflating = zlib.decompressobj()
     try:
-        found = inflating.decompress(data, LARGEST)
+        found = inflating.decompress(data, limit)
     except zlib.error as error:
         raise Unreadable(f"not deflated data: {error}") from None
     if inflating.unconsumed_tail or not inflating.eof:
-        raise Unreadable(f"more than {LARGEST} bytes, or cut short")
+        raise Unreadable(f"more than {limit} bytes, or cut short")
     return found
 
 
-def unpack(data: bytes, kind: type[T]) -> T:
+def unpack(data: bytes, kind: type[T], limit: int = LARGEST) -> T:
     """Read a value. Fields that this version does not know are passed over. Raise Unreadable."""
     try:
-        return msgspec.json.decode(plain(data), type=kind)
+        return msgspec.json.decode(plain(data, limit), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"not a {kind.__name__}: {error}") from None
 

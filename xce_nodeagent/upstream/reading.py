@@ -27,6 +27,7 @@ from xce_nodeagent.upstream.report import (
     Head,
     Held,
     Problems,
+    limit,
 )
 from xce_nodeagent.upstream.shape import USUAL, State, Static
 
@@ -34,8 +35,11 @@ T = TypeVar("T")
 
 MOST_FAULTS = 8
 """Faults of a node that are told; the rest are counted."""
+
+MOST_CONFLICTS = 64
+"""Bindings of a node that are told to hold what another one holds."""
 _LONGEST = 200  # characters of a fault
-_MOST_SHARED = 8192
+_MOST_SHARED = 8 << 20  # bytes of JSON
 _MOST = 1 << 63  # of anything that is counted
 
 
@@ -44,14 +48,20 @@ class Shared:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], Any] = {}
+        self._size = 0
 
     def one(self, what: str, value: T) -> T:
         """Give the value, or the equal one that was given before for the same thing."""
         told = what, msgspec.json.encode(value)
-        if len(self._known) >= _MOST_SHARED:
+        known: T | None = self._known.get(told)
+        if known is not None:
+            return known
+        self._size += len(told[1])
+        if self._size > _MOST_SHARED:
             self._known.clear()  # rubbish, or a fleet that has moved on
-        known: T = self._known.setdefault(told, value)
-        return known
+            self._size = len(told[1])
+        self._known[told] = value
+        return value
 
 
 def read(
@@ -179,23 +189,37 @@ class _Reading:
             return
         places = {one: at for at, one in enumerate(ids)}
         holder: dict[str, Held] = {}
+        conflicts = 0
         for binding in bindings:
-            for one in binding.instances:
-                at = places.get(one)
-                if at is not None and form.types[at] in form.divisible:
-                    continue
-                also = () if at is None else form.overlaps[at]
-                for taken in (one, *(ids[other] for other in also)):
-                    other_one = holder.get(taken)
-                    if other_one is not None and other_one is not binding:
-                        self.fault(
-                            f"{taken} is held by job {other_one.job!r} and by job {binding.job!r}"
-                        )
+            instances = [
+                one
+                for one in dict.fromkeys(binding.instances)
+                if (at := places.get(one)) is None or form.types[at] not in form.divisible
+            ]
+            # One for each binding. What is held already is found before anything that overlaps is
+            # looked at, so each instance's overlaps are followed once.
+            taken = next(filter(holder.__contains__, instances), None) or next(
+                (
+                    ids[other]
+                    for one in instances
+                    if (at := places.get(one)) is not None
+                    for other in form.overlaps[at]
+                    if ids[other] in holder
+                ),
+                None,
+            )
+            if taken is not None:
+                self.fault(
+                    f"{taken} is held by job {holder[taken].job!r} and by job {binding.job!r}"
+                )
+                conflicts += 1
+                if conflicts == MOST_CONFLICTS:
+                    return
             holder.update((one, binding) for one in binding.instances)
 
     def _unpack(self, name: str, kind: type[T]) -> T | None:
         try:
-            return packing.unpack(self._entries[name], kind)
+            return packing.unpack(self._entries[name], kind, limit(name))
         except packing.Unreadable as error:
             self.fault(f"{name}: {error}")
             return None

@@ -35,6 +35,9 @@ reader would misunderstand raises `Head.least`."""
 HEAD, STATIC, PROBLEMS = "head", "static", "problems"
 STATE, BINDING = "state/", "binding/"
 
+LARGEST_BINDING = 512 << 10
+"""Bytes of JSON: one that holds 10,000 ports has no more."""
+
 Entries = Mapping[str, bytes]
 
 
@@ -149,7 +152,7 @@ class Series:
             digest=inventory.digest,
             schema=inventory.schema,
             counters=inventory.counters,
-            report=_digest({name: one.digest for name, one in entries.items()}),
+            report=digest_of({name: one.digest for name, one in entries.items()}),
             started=self._started,
             program=self._program,
         )
@@ -228,12 +231,20 @@ def held(binding: Binding) -> Held:
     )
 
 
+def limit(name: str) -> int:
+    """Give how many bytes of JSON an entry may have."""
+    if name == HEAD or name.startswith(STATE):
+        return packing.SMALL
+    return LARGEST_BINDING if name.startswith(BINDING) else packing.LARGEST
+
+
 def digest(entries: Entries) -> str:
     """Give the digest of all entries but the head."""
-    return _digest({name: packing.digest(data) for name, data in entries.items() if name != HEAD})
+    return digest_of({n: packing.digest(data) for n, data in entries.items() if n != HEAD})
 
 
-def _digest(sums: Mapping[str, str]) -> str:
+def digest_of(sums: Mapping[str, str]) -> str:
+    """Give the digest of all entries but the head, given the digest of each."""
     lines = (f"{name}\0{one}\n" for name, one in sorted(sums.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -251,9 +262,9 @@ def difference(before: Report | None, after: Report) -> Delta:
 
 def inventory_of(entries: Entries, shape: Shape) -> Inventory:
     """Put a node's inventory together from its entries. Raise packing.Unreadable, or ValueError."""
-    head = packing.unpack(entries[HEAD], Head)
+    head = packing.unpack(entries[HEAD], Head, limit(HEAD))
     states = {
-        name.removeprefix(STATE): packing.unpack(data, State)
+        name.removeprefix(STATE): packing.unpack(data, State, limit(name))
         for name, data in entries.items()
         if name.startswith(STATE)
     }

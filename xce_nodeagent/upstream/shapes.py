@@ -89,6 +89,6 @@ def _named(client: Client, keys: Keys) -> tuple[set[str], tuple[str, ...]]:
 
 def _is_later(head: bytes) -> bool:
     try:
-        return packing.unpack(head, Head).least > VERSION
+        return packing.unpack(head, Head, packing.SMALL).least > VERSION
     except packing.Unreadable:
         return False  # the shape is named by `static`

@@ -52,7 +52,7 @@ def same_head(one: bytes | None, other: bytes) -> bool:
     if one is None:
         return False
     try:
-        told = packing.unpack(one, Head)
+        told = packing.unpack(one, Head, packing.SMALL)
     except packing.Unreadable:
         return False
     return _bare(told) == _bare(packing.unpack(other, Head))
@@ -61,7 +61,7 @@ def same_head(one: bytes | None, other: bytes) -> bool:
 def stands_for(value: bytes, report: Report) -> bool:
     """Say whether a head in the store says that all entries of the report are there."""
     try:
-        return packing.unpack(value, Head).report == report.head.report
+        return packing.unpack(value, Head, packing.SMALL).report == report.head.report
     except packing.Unreadable:
         return False
 
