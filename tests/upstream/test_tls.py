@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from certificates import Authority
+from msgspec import structs
 from sinks import Clock
 
 from xce_nodeagent.upstream.noanswer import NoAnswer
@@ -37,3 +39,20 @@ def test_one_that_was_wrong_from_the_start_is_somebodys_matter(tmp_path):
         Tls(Files(authority.ca, own.cert, other.key)).context()
     assert told.value.certificate
     assert Path(own.cert).exists()
+
+
+@pytest.mark.parametrize("name", ["ca", "cert", "key"])
+def test_nobody_is_waited_for_who_would_write_a_file_of_tls(tmp_path, name):
+    authority = Authority(tmp_path)
+    own = authority.sign("own")
+    fifo, zero = tmp_path / "fifo", tmp_path / "zero"
+    os.mkfifo(fifo)
+    zero.symlink_to("/dev/zero")
+    files = Files(authority.ca, own.cert, own.key)
+    for wrong in (str(fifo), str(zero)):
+        with pytest.raises(NoAnswer, match=rf"{wrong}.*: not a regular file") as told:
+            Tls(structs.replace(files, **{name: wrong})).context()
+        assert told.value.certificate
+    link = tmp_path / "link"
+    link.symlink_to(getattr(files, name))
+    assert Tls(structs.replace(files, **{name: str(link)})).context()

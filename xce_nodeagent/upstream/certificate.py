@@ -12,8 +12,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from xce_nodeagent.upstream import regular
+
 _SEQUENCE, _UTC_TIME, _TIME, _VERSION = 0x30, 0x17, 0x18, 0xA0  # tags of DER, X.690
 _LENGTH = len("20300131235959Z")  # RFC 5280, 4.1.2.5: always with seconds, always in UTC
+_LARGEST = 1 << 20  # of a file with a chain of certificates
 
 SOON = timedelta(days=14)
 """So long before its end people are told of a certificate."""
@@ -29,7 +32,8 @@ class Dates(Struct, frozen=True):
 def read(path: Path) -> Dates | None:
     """Give the dates of the first certificate in a PEM file; None where there is none to read."""
     try:
-        text = path.read_bytes().decode("ascii")  # as a file of text it would import a codec
+        # As a file of text it would import a codec.
+        text = regular.read(path, _LARGEST)[0].decode("ascii")
         first = text.index(ssl.PEM_HEADER)
         last = text.index(ssl.PEM_FOOTER, first) + len(ssl.PEM_FOOTER)
         return dates(ssl.PEM_cert_to_DER_cert(text[first:last]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from xce_nodeagent.upstream import certificate
+from xce_nodeagent.upstream import certificate, regular
 from xce_nodeagent.upstream.noanswer import NoAnswer, words
 
 
@@ -58,12 +58,16 @@ class Tls:
 
     def _make(self) -> ssl.SSLContext:
         try:
+            if self.files.ca:
+                regular.look(self.files.ca)
             context = ssl.create_default_context(cafile=self.files.ca or None)
         except (OSError, ValueError) as error:
             raise self._unread(self.files.ca, error) from None
         context.set_alpn_protocols(["http/1.1"])
         if self.files.cert:
             try:
+                for path in filter(None, (self.files.cert, self.files.key)):
+                    regular.look(path)
                 # Without a password of ours OpenSSL would ask for one on the terminal.
                 key = self.files.key or None
                 context.load_cert_chain(self.files.cert, key, password=lambda: "")
