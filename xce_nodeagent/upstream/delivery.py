@@ -16,6 +16,7 @@ from random import Random
 
 from msgspec import Struct, structs
 
+from xce_nodeagent.model.name import printable
 from xce_nodeagent.upstream.backoff import CAP_SECONDS, Backoff
 from xce_nodeagent.upstream.newest import Newest
 from xce_nodeagent.upstream.report import Report
@@ -29,6 +30,8 @@ however fast jobs come and go."""
 
 APART_MOST = 1.0
 """Seconds that deliveries are kept apart at most."""
+
+_LONGEST = 2000  # characters of what people are told; several members each say something
 
 _UNKNOWN = "an error of this program: {}; the log has more"
 
@@ -96,7 +99,7 @@ class Delivery:
         """How it stands now. For any thread."""
         behind = self._behind
         lag = 0.0 if behind is None else max(0.0, self._clock() - behind)
-        return structs.replace(self._status, lag=lag, note=self._sink.note)
+        return structs.replace(self._status, lag=lag, note=_shown(self._sink.note))
 
     def start(self) -> None:
         """Begin."""
@@ -178,7 +181,7 @@ class Delivery:
             self._behind = taken
 
     def _failed(self, failure: Undelivered) -> None:
-        before = self._status
+        before, reason = self._status, _shown(failure.reason)
         self._retry = self._clock() + self._backoff.failed(
             hopeless=failure.hopeless, after=failure.after
         )
@@ -190,15 +193,21 @@ class Delivery:
         self._status = structs.replace(
             before,
             failing=before.failing or self._wall(),
-            reason=failure.reason,
-            remedy=failure.remedy,
+            reason=reason,
+            remedy=_shown(failure.remedy),
             failures=before.failures + 1,
         )
         if not before.failing:  # once, and not with every try
-            log.warning("the node is not reported to %s", failure.reason)
+            log.warning("the node is not reported to %s", reason)
 
     def _well(self) -> None:
         if self._status.failing:
             log.info("the node is reported to %s again", self._sink.where)
             self._status = structs.replace(self._status, failing=0.0, reason="", remedy="")
         self._backoff.succeeded()
+
+
+def _shown(text: str) -> str:
+    """Give what a sink says as a terminal may have it; some of it others chose."""
+    text = printable(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

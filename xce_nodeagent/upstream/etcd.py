@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from xce_nodeagent.upstream import etcderror, etcdwire, keys
+from xce_nodeagent.upstream import etcderror, etcdwire, keys, secret
 from xce_nodeagent.upstream.endpoints import Endpoints
 from xce_nodeagent.upstream.etcderror import (
     AuthDisabled,
@@ -47,6 +47,7 @@ from xce_nodeagent.upstream.etcdwire import (
     Txn,
 )
 from xce_nodeagent.upstream.noanswer import NoAnswer
+from xce_nodeagent.upstream.secret import Secrets
 from xce_nodeagent.upstream.tls import Tls
 from xce_nodeagent.upstream.web import Connection
 
@@ -103,6 +104,7 @@ class Client:
         self.largest = largest
         self._clock = clock
         self._token = ""
+        self._secrets = Secrets()
         self._proven: set[str] = set()
         self._connections: dict[str, Connection] = {}
 
@@ -226,7 +228,7 @@ class Client:
             failures = self._round(act, found)
             if found:
                 return found[0]
-        raise _worst(failures)
+        raise etcderror.worst(failures)
 
     def _round(self, act: Callable[[str], T], found: list[T]) -> list[EtcdError]:
         failures: list[EtcdError] = []
@@ -235,6 +237,7 @@ class Client:
                 self._prove(url)
                 found.append(act(url))
             except EtcdError as error:
+                self.clean(error)
                 if not error.elsewhere:
                     raise
                 self.blame(url)
@@ -245,6 +248,10 @@ class Client:
                 self._endpoints.worked(url)
                 break
         return failures
+
+    def clean(self, error: EtcdError) -> None:
+        """Take out of an error what nobody is told."""
+        error.say(self._secrets.said(error.reason))
 
     def blame(self, url: str) -> None:
         """Ask a member again only after the others, and after it has proved itself."""
@@ -272,11 +279,16 @@ class Client:
             raise refused
         self._token = ""
         user, password = self._credentials()
+        self._secrets.keep(password)
         asked = etcdwire.written({"name": user, "password": password})
         try:
-            self._token = self._ask(url, "auth/authenticate", asked, Token).token
+            # Of what is said of a password nothing is quoted.
+            token = self._ask(url, "auth/authenticate", asked, Token, quoting=False).token
         except AuthDisabled:
             return
+        if not secret.is_line(token):
+            raise Garbage(f"{url}: the token that it gave is no line of ASCII")
+        self._token = self._secrets.keep(token)
 
     def headers(self) -> dict[str, str]:
         """Give what each request has: a member without a leader is to refuse it at once."""
@@ -286,7 +298,14 @@ class Client:
         return told
 
     def _ask(
-        self, url: str, path: str, data: bytes, kind: type[T], seconds: float | None = None
+        self,
+        url: str,
+        path: str,
+        data: bytes,
+        kind: type[T],
+        seconds: float | None = None,
+        *,
+        quoting: bool = True,
     ) -> T:
         if self.closed:
             raise Unreachable(f"{url}: closed")
@@ -298,11 +317,11 @@ class Client:
         except NoAnswer as error:
             raise unanswered(url, error) from None
         if answer.status != 200:
-            raise etcderror.read(url, answer.status, answer.body)
+            raise etcderror.read(url, answer.status, answer.body, quoting=quoting)
         try:
             told = etcdwire.read(answer.body, kind)
         except etcdwire.UNREADABLE as error:
-            raise Garbage(f"{url}: its answer to {path}: {error}"[:300]) from None
+            raise Garbage(f"{url}: its answer to {path}: {error}") from None
         self.check(url, told.result.header if isinstance(told, Streamed) else told.header)  # type: ignore[attr-defined]
         return told
 
@@ -359,21 +378,3 @@ def unanswered(url: str, error: NoAnswer) -> EtcdError:
     if error.large:
         return TooLarge(error.reason)
     return Unreachable(error.reason, certificate=error.certificate)
-
-
-_TELLING: tuple[type[EtcdError], ...] = (OtherCluster, NoLeader, Garbage, Unreachable)
-
-
-def _worst(failures: Sequence[EtcdError]) -> EtcdError:
-    """Give the most telling of the members' errors, with the reasons of all."""
-    worst = min(failures, key=_rank)
-    reasons = [worst.reason, *(one.reason for one in failures if one is not worst)]
-    worst.reason = "; ".join(dict.fromkeys(reasons))
-    worst.args = (worst.reason,)
-    return worst
-
-
-def _rank(error: EtcdError) -> int:
-    if isinstance(error, Unreachable) and error.certificate:
-        return -1
-    return next(at for at, kind in enumerate(_TELLING) if isinstance(error, kind))

@@ -7,7 +7,7 @@ of etcd 3.4 and, by its sources alone, 3.5 (`api/v3rpc/rpctypes/error.go`), and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,11 @@ class EtcdError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+    def say(self, reason: str) -> None:
+        """Have another text."""
+        self.reason = reason
+        self.args = (reason,)
 
 
 class Unreachable(EtcdError):
@@ -153,17 +158,15 @@ _BY_CODE: dict[int, Callable[[str], EtcdError]] = {
 }
 
 
-def of(place: str, code: int, message: str) -> EtcdError:
-    """Give the error of a gRPC code and its text."""
-    text = message.removeprefix("etcdserver: ").removeprefix("mvcc: ")[:300]
-    reason = f"{place}: {text}"
-    for part, kind in _BY_TEXT:
-        if part in message:
-            return kind(reason)
-    return _BY_CODE.get(code, EtcdError)(reason)
+def of(place: str, code: int, message: str, *, quoting: bool = True) -> EtcdError:
+    """Give the error of a gRPC code and its text, which is whole; without `quoting`, not told."""
+    known = next(((part, kind) for part, kind in _BY_TEXT if part in message), None)
+    part, kind = known or (f"refused with code {code}", _BY_CODE.get(code, EtcdError))
+    text = message.removeprefix("etcdserver: ").removeprefix("mvcc: ") if quoting else part
+    return kind(f"{place}: {text}")
 
 
-def read(place: str, status: int, body: bytes) -> EtcdError:
+def read(place: str, status: int, body: bytes, *, quoting: bool = True) -> EtcdError:
     """Give the error that stands in an answer whose status is not 200."""
     try:
         told = msgspec.json.decode(body, type=_Told)
@@ -172,8 +175,26 @@ def read(place: str, status: int, body: bytes) -> EtcdError:
             return NamedCertificate(
                 f"{place}: our certificate has a CommonName, and etcd has users"
             )
-        shown = body[:100].decode("utf-8", "replace").strip()
-        return Garbage(f"{place}: {status}, {shown!r} is no answer of etcd's v3 gateway")
+        shown = f": {body.decode('utf-8', 'replace')}" if quoting else ""
+        return Garbage(f"{place}: {status}, no answer of etcd's v3 gateway{shown}")
     if isinstance(told.error, _Told):
         told = told.error
-    return of(place, told.code or told.grpc_code, told.message or str(told.error))
+    text = told.message or str(told.error)
+    return of(place, told.code or told.grpc_code, text, quoting=quoting)
+
+
+_TELLING: tuple[type[EtcdError], ...] = (OtherCluster, NoLeader, Garbage, Unreachable)
+
+
+def worst(failures: Sequence[EtcdError]) -> EtcdError:
+    """Give the most telling of the members' errors, with the reasons of all."""
+    told = min(failures, key=_rank)
+    reasons = [told.reason, *(one.reason for one in failures if one is not told)]
+    told.say("; ".join(dict.fromkeys(reasons)))
+    return told
+
+
+def _rank(error: EtcdError) -> int:
+    if isinstance(error, Unreachable) and error.certificate:
+        return -1
+    return next(at for at, kind in enumerate(_TELLING) if isinstance(error, kind))

@@ -68,6 +68,7 @@ def follow(
             reached = max(reached, stream.revision)
             broken = 0
         except EtcdError as error:
+            client.clean(error)
             # Each member may break once before that is told.
             broken += 1
             client.blame(stream.url)
@@ -118,7 +119,7 @@ class _Stream:
         try:
             found = etcdwire.read(line, WatchLine)
         except etcdwire.UNREADABLE as error:
-            raise Garbage(f"{self.url}: a line of its watch: {error}"[:300]) from None
+            raise Garbage(f"{self.url}: a line of its watch: {error}") from None
         told = found.result
         if told is None:
             raise etcderror.read(self.url, 200, line)

@@ -63,12 +63,12 @@ _SAID: dict[type[BaseException], Callable[[Any], str]] = {
     socket.gaierror: lambda error: f"the name is not known: {error.strerror}",
     http.client.RemoteDisconnected: lambda _: "it ended the connection without an answer",
     http.client.IncompleteRead: lambda _: "it ended the connection within its answer",
-    http.client.HTTPException: lambda error: f"no HTTP: {type(error).__name__} {error}"[:200],
+    http.client.HTTPException: lambda error: f"no HTTP: {type(error).__name__} {error}",
 }
 
 
 def words(error: BaseException) -> str:
-    """Give a failure as people say it."""
+    """Give a failure as people say it; what the other side said is whole (`secret.Secrets`)."""
     for kind in type(error).__mro__:
         if kind in _SAID:
             return _SAID[kind](error)

@@ -15,13 +15,13 @@ from http import HTTPStatus
 from pathlib import Path
 from random import Random
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from xce_nodeagent.model.name import printable
 from xce_nodeagent.model.upstream import UpstreamHttpConfig, in_plain
 from xce_nodeagent.upstream import body, secret
 from xce_nodeagent.upstream.noanswer import NoAnswer
 from xce_nodeagent.upstream.report import Report
+from xce_nodeagent.upstream.secret import Secrets
 from xce_nodeagent.upstream.sink import PLAIN, Undelivered
 from xce_nodeagent.upstream.tls import Files, Tls
 from xce_nodeagent.upstream.web import Answer, Connection
@@ -34,6 +34,7 @@ _LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, *_MISSED, *_LATER)
 _SAID = 200  # characters of an answer that people are told
+_WORD = 6  # characters of a part of a query that may be a secret; a shorter one is a number
 
 _RENEW = "renew the certificate, or see `ca`, `cert` and `key`; they are read again by themselves"
 
@@ -66,6 +67,10 @@ class HttpSink:
             largest=ANSWER_LARGEST,
         )
         # What stands in the query may be a secret.
+        self._secrets = Secrets()
+        for word in (parts.query, *(value for _, value in parse_qsl(parts.query))):
+            if len(word) >= _WORD:
+                self._secrets.keep(word)
         self.where = f"{self._connection.address}{parts.path}"
         self._plain = PLAIN if in_plain(config.url) else ""
         self._token = Path(config.token_file) if config.token_file else None
@@ -114,7 +119,7 @@ class HttpSink:
         if after is not None:
             headers["If-Match"] = f'"{after.head.report}"'
         if self._token is not None:
-            headers["Authorization"] = f"Bearer {secret.read(self._token)}"
+            headers["Authorization"] = f"Bearer {self._secrets.keep(secret.read(self._token))}"
         self._there = None
         try:
             answer = self._connection.ask("POST", self._path, data, headers)
@@ -122,30 +127,31 @@ class HttpSink:
             if not error.begun:
                 self._there = after
             remedy = _RENEW if error.certificate else ""
-            raise Undelivered(error.reason, remedy=remedy, hopeless=error.certificate) from None
+            reason = self._secrets.said(error.reason)
+            raise Undelivered(reason, remedy=remedy, hopeless=error.certificate) from None
         if after is not None and answer.status in _MISSED:
             return len(data)
         if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             if answer.status in _LATER:
                 self._there = after
-            raise _refusal(self.where, answer, len(data))
+            raise _refusal(self.where, answer, len(data), self._secrets)
         self._there = report
         if after is None:
             self._whole_due = self._clock() + self._full_seconds * self._random.uniform(0.5, 1.0)
         return len(data)
 
 
-def _refusal(where: str, answer: Answer, size: int) -> Undelivered:
+def _refusal(where: str, answer: Answer, size: int, secrets: Secrets) -> Undelivered:
     """Say what a receiver's refusal means, and what helps."""
     status = answer.status
-    said = printable(answer.body[:_SAID].decode("utf-8", "replace").strip())
+    said = secrets.said(answer.body.decode("utf-8", "replace"), _SAID)
     reason = f"{where}: {status}{f', {said}' if said else ''}"
     if status in _DENIED:
         remedy = "see what `token_file`, or the certificate in `cert`, is good for there"
     elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         remedy = f"let the receiver take bodies of this size: {size} bytes"
     elif HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
-        to = printable(answer.headers.get("location", ""))[:_SAID]
+        to = secrets.said(answer.headers.get("location", ""), _SAID)
         reason = f"{where}: {status}, a redirect to {to or 'nowhere'}, which is not followed"
         remedy = "set `url` to where reports are to go"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING:

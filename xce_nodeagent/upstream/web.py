@@ -176,7 +176,7 @@ class Connection:
             response = self._begin(method, path, body, headers or {}, patience)
             timed = self._timed
             if response.status != http.client.OK:
-                body = response.read(1000)
+                body = response.read(_PIECE)
                 said = f"{response.status}, {body.decode('utf-8', 'replace').strip()}"
                 raise NoAnswer(
                     f"{self.address}: {said}", begun=True, status=response.status, body=body
