@@ -23,6 +23,7 @@ from xce_nodeagent.upstream.etcdwire import absent, get, names, newest, put, unc
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.report import HEAD, Report
 from xce_nodeagent.upstream.sink import Undelivered
+from xce_nodeagent.upstream.twin import Twin
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class EtcdSink:
     ) -> None:
         self._remark = remark
         self._rivals = ""
+        self._twin = Twin()
         self._client = client
         self._keys = keys
         self._lease_seconds = lease_seconds
@@ -80,8 +82,8 @@ class EtcdSink:
 
     @property
     def note(self) -> str:
-        """Name another agent that wants the name, and give the remark."""
-        return "; ".join(filter(None, (self._rivals, self._remark())))
+        """Name other agents that want the name, or have it, too, and give the remark."""
+        return "; ".join(filter(None, (self._rivals, self._twin.note, self._remark())))
 
     @property
     def where(self) -> str:
@@ -147,6 +149,7 @@ class EtcdSink:
             log.warning("%s: somebody else wrote to this node's keys; they are written anew", node)
             self._there = None
         elif [one.mod_revision for one in shape.kvs] == [self._shape_at]:
+            self._twin.quiet()
             return
         self._shape = ""
         self._bring(report)
@@ -171,7 +174,8 @@ class EtcdSink:
                 self._doubted = False
                 return written
             self._lost()
-        raise Undelivered(f"{self.where}: the name {report.head.node} changed hands meanwhile")
+        reason = f"{self.where}: the name {report.head.node} changed hands meanwhile"
+        raise Undelivered(reason, remedy=self._twin.note)
 
     def _lost(self) -> None:
         """Know nothing any more, neither of the name nor of what is there."""
@@ -189,6 +193,7 @@ class EtcdSink:
         head = self._keys.entry(node, HEAD)
         there, self._there = self._there or {}, None  # until all is written, nobody knows
         for batch in transfer.batches(there, wanted, head):
+            self._twin.tried(transfer.head(batch))
             fits = unchanged(head, self._head) if self._head else absent(head)
             told = self._client.txn([*self._name.ours(node), fits], batch)
             if not told.succeeded:
@@ -212,6 +217,8 @@ class EtcdSink:
         if [one.version for one in shape.kvs] == [1]:
             self._shape, self._shape_at = report.shape, shape.kvs[0].mod_revision
         self._there = {}
+        if self._head and heads.kvs and heads.kvs[0].mod_revision != self._head:
+            self._meet(heads.kvs[0].value, report)
         self._head = self._newest = heads.kvs[0].mod_revision if heads.kvs else 0
         if not last.kvs:
             return
@@ -226,6 +233,13 @@ class EtcdSink:
             # Of what goes, the name is enough.
             self._there[one.key] = one.value if one.key in wanted else b""
             self._newest = max(self._newest, one.mod_revision)
+
+    def _meet(self, head: bytes, report: Report) -> None:
+        """See whose head there is where another one was left."""
+        known = self._twin.note
+        self._twin.met(head, report.head.agent)
+        if self._twin.note != known:
+            log.warning("%s: %s", report.head.node, self._twin.note)
 
     def _put_shape(self, report: Report) -> int:
         """Have the shape there: put by whom it is of first, and changed only where it is spoilt."""

@@ -42,6 +42,12 @@ def batches(there: Values, wanted: Values, head: bytes) -> list[list[Operation]]
     return [[*batch, put(head, value)] for batch, value in zip(cut, heads, strict=True)]
 
 
+def head(batch: list[Operation]) -> bytes:
+    """Give the head that one of these writes."""
+    last = batch[-1].request_put
+    return last.value if last is not None else b""
+
+
 def size(batch: list[Operation]) -> int:
     """Give the bytes of keys and values in operations."""
     return sum(map(_size, batch))
