@@ -7,7 +7,7 @@ import threading
 import pytest
 from asking import Asking
 
-from xce_nodeagent.upstream.etcd import PAGE, Client
+from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcderror import (
     Compacted,
     EtcdError,
@@ -19,6 +19,7 @@ from xce_nodeagent.upstream.etcderror import (
 )
 from xce_nodeagent.upstream.etcdwatch import follow
 from xce_nodeagent.upstream.etcdwire import absent, delete, get, names, newest, put, unchanged
+from xce_nodeagent.upstream.pages import FIRST
 
 pytestmark = pytest.mark.needs("etcd")
 
@@ -66,13 +67,13 @@ def test_a_txn_takes_one_branch_or_the_other(client):
 
 
 def test_a_range_comes_in_pages_of_one_revision(client):
-    names = [b"/range/%05d" % number for number in range(3 * PAGE + 7)]
+    names = [b"/range/%05d" % number for number in range(3 * FIRST + 7)]
     for at in range(0, len(names), 100):
         client.txn([], [put(name, name) for name in names[at : at + 100]])
     before = client.asked
     revision, found = client.range(b"/range/")
     seen = [next(found)]
-    client.txn([], [put(names[0], b"new"), put(names[-1], b"new"), delete(names[PAGE + 1])])
+    client.txn([], [put(names[0], b"new"), put(names[-1], b"new"), delete(names[FIRST + 1])])
     seen += found
     assert [(one.key, one.value) for one in seen] == [(name, name) for name in names]
     assert client.asked - before == 3  # 256, then as many as the size of the values lets

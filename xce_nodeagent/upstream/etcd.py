@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-import msgspec
-
 from xce_nodeagent.upstream import etcderror, etcdwire, keys, secret
 from xce_nodeagent.upstream.endpoints import Endpoints
 from xce_nodeagent.upstream.etcderror import (
@@ -47,6 +45,7 @@ from xce_nodeagent.upstream.etcdwire import (
     Txn,
 )
 from xce_nodeagent.upstream.noanswer import NoAnswer
+from xce_nodeagent.upstream.pages import Pages
 from xce_nodeagent.upstream.secret import Secrets
 from xce_nodeagent.upstream.tls import Tls
 from xce_nodeagent.upstream.web import Connection
@@ -56,11 +55,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LARGEST = 16 << 20
-"""Bytes of an answer that are taken; pages are a tenth of it, if values are of a size."""
+"""Bytes of a page, of a line of a watch, and of an answer with one value, that are taken; pages are
+a tenth of it, if values are of a size."""
 
-PAGE = 256
-_PAGE_MOST = 10_000
-_PAGE_BYTES = 1 << 20
+LARGEST_ANSWER = 1 << 20
+"""The same of all other answers."""
 
 # Without a token a member may take its own certificate's name for the user, who may not do much.
 NO_TOKEN = (StaleToken, Unauthenticated, Denied)
@@ -133,21 +132,26 @@ class Client:
 
     def get(self, key: bytes) -> Kv | None:
         """Read a key; None where it is not there."""
-        found = self._call("kv/range", Range(key), Found)
+        found = self._call("kv/range", Range(key), Found, self.largest)
         return found.kvs[0] if found.kvs else None
 
     def range(
-        self, prefix: bytes, *, revision: int = 0, keys_only: bool = False
+        self,
+        prefix: bytes,
+        *,
+        revision: int = 0,
+        keys_only: bool = False,
+        largest: int | None = None,
     ) -> tuple[int, Iterator[Kv]]:
         """Read all keys with a prefix, as they were at a revision, 0 for now; give the revision.
 
-        The keys come in their order, by pages, each asked for when it is needed. Compacted is
-        raised where the revision is gone by then.
+        The keys come in their order, by pages of `largest` bytes at most, each asked for when it
+        is needed. Compacted is raised where the revision is gone by then.
         """
-        asked = Range(prefix, keys.end(prefix), limit=PAGE, revision=revision, keys_only=keys_only)
-        first, asked = self._page(asked)
-        asked = msgspec.structs.replace(asked, revision=revision or first.header.revision)
-        return asked.revision, self._pages(first, asked)
+        asked = Range(prefix, keys.end(prefix), revision=revision, keys_only=keys_only)
+        most = largest or self.largest
+        pages = Pages(lambda one: self._call("kv/range", one, Found, most), asked, self._first)
+        return pages.revision, iter(pages)
 
     def txn(
         self,
@@ -180,43 +184,11 @@ class Client:
         """Ask a member what it says of itself."""
         return self._call("maintenance/status", {}, Status)
 
-    # ---- pages ------------------------------------------------------------------------------
-
-    def _pages(self, found: Found, asked: Range) -> Iterator[Kv]:
-        while True:
-            yield from found.kvs
-            if not found.more or not found.kvs:
-                return
-            size = sum(len(one.value) + len(one.key) for one in found.kvs) + 1
-            limit = min(_PAGE_MOST, 4 * asked.limit, asked.limit * _PAGE_BYTES // size)
-            asked = msgspec.structs.replace(
-                asked, key=found.kvs[-1].key + b"\0", limit=max(1, limit)
-            )
-            found, asked = self._page(asked)
-
-    def _page(self, asked: Range) -> tuple[Found, Range]:
-        """Read a page, a smaller one where it is too large."""
-        while True:
-            try:
-                found = self._call("kv/range", asked, Found)
-            except TooLarge:
-                if asked.limit <= 1:
-                    raise
-                asked = msgspec.structs.replace(asked, limit=max(1, asked.limit // 4))
-                continue
-            # Else one that gives the same again and again would be read for ever.
-            if (
-                found.kvs
-                and not asked.key <= found.kvs[0].key <= found.kvs[-1].key < asked.range_end
-            ):
-                raise Garbage(f"{self._first()}: keys that were not asked for")
-            return found, asked
-
     # ---- one call ---------------------------------------------------------------------------
 
-    def _call(self, path: str, body: Any, kind: type[T]) -> T:
+    def _call(self, path: str, body: Any, kind: type[T], largest: int = LARGEST_ANSWER) -> T:
         data = etcdwire.written(body)
-        return self.anywhere(lambda url: self._authorised(url, path, data, kind))
+        return self.anywhere(lambda url: self._authorised(url, path, data, kind, largest))
 
     def anywhere(self, act: Callable[[str], T]) -> T:
         """Do something at the first member that is able to; it raises an EtcdError where not."""
@@ -266,12 +238,12 @@ class Client:
             raise NoLeader(f"{url}: it has no leader")
         self._proven.add(url)
 
-    def _authorised(self, url: str, path: str, data: bytes, kind: type[T]) -> T:
+    def _authorised(self, url: str, path: str, data: bytes, kind: type[T], largest: int) -> T:
         try:
-            return self._ask(url, path, data, kind)
+            return self._ask(url, path, data, kind, largest=largest)
         except NO_TOKEN as error:
             self.authenticate(url, error)
-        return self._ask(url, path, data, kind)
+        return self._ask(url, path, data, kind, largest=largest)
 
     def authenticate(self, url: str, refused: EtcdError) -> None:
         """Get a token, for it was refused without, or with the one before."""
@@ -306,14 +278,16 @@ class Client:
         seconds: float | None = None,
         *,
         quoting: bool = True,
+        largest: int = LARGEST_ANSWER,
     ) -> T:
         if self.closed:
             raise Unreachable(f"{url}: closed")
         self.asked += 1
         try:
             answer = self.connection(url).ask(
-                "POST", f"/v3/{path}", data, self.headers(), seconds=seconds
-            )
+                "POST", f"/v3/{path}", data, self.headers(), seconds=seconds,
+                largest=min(largest, self.largest),
+            )  # fmt: skip
         except NoAnswer as error:
             raise unanswered(url, error) from None
         if answer.status != 200:

@@ -17,9 +17,24 @@ from typing import ClassVar, TypeVar
 from xce_nodeagent.upstream import etcdremedy, packing, transfer
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
-from xce_nodeagent.upstream.etcderror import EtcdError, LeaseGone, OtherCluster, Unreachable
+from xce_nodeagent.upstream.etcderror import (
+    EtcdError,
+    LeaseGone,
+    OtherCluster,
+    TooLarge,
+    Unreachable,
+)
 from xce_nodeagent.upstream.etcdname import MOST_RIVALS, TRIES, Name
-from xce_nodeagent.upstream.etcdwire import absent, get, names, newest, put, unchanged
+from xce_nodeagent.upstream.etcdwire import (
+    Found,
+    Operation,
+    absent,
+    get,
+    names,
+    newest,
+    put,
+    unchanged,
+)
 from xce_nodeagent.upstream.keys import Keys
 from xce_nodeagent.upstream.report import HEAD, Report
 from xce_nodeagent.upstream.sink import Undelivered
@@ -31,6 +46,8 @@ log = logging.getLogger(__name__)
 
 LOOK_LEASES = 2
 """Every so many leases it is looked who else is there."""
+
+_LARGEST_PAGE = 4 << 20  # bytes; a value of etcd's largest (--max-request-bytes) is half of it
 
 MOST_STRANGE = 10_000
 """Keys of others below the node's own that are ended in one go."""
@@ -129,7 +146,7 @@ class EtcdSink:
         found = self._client.txn(
             [],
             [
-                get(self._keys.live(node)),
+                get(self._keys.live(node), keys_only=True),
                 newest(self._keys.node(node)),
                 names(self._keys.rivals(node), MOST_RIVALS),
                 get(self._keys.shape(report.shape), keys_only=True),
@@ -209,10 +226,9 @@ class EtcdSink:
         """See what the store has of this node: its head, and all of it where that is another's."""
         node = report.head.node
         prefix, head = self._keys.node(node), self._keys.entry(node, HEAD)
-        told = self._client.txn(
-            [], [get(head), newest(prefix), get(self._keys.shape(report.shape), keys_only=True)]
+        heads, last, shape = self._seen(
+            newest(prefix), get(self._keys.shape(report.shape), keys_only=True), value_of=head
         )
-        heads, last, shape = (response.response_range for response in told.responses)
         # One that was written more than once is not as the first one wrote it.
         if [one.version for one in shape.kvs] == [1]:
             self._shape, self._shape_at = report.shape, shape.kvs[0].mod_revision
@@ -228,7 +244,7 @@ class EtcdSink:
                 self._there = transfer.assumed(self._keys, report, heads.kvs[0].value)
                 return
         wanted = transfer.wanted(self._keys, report)
-        _, found = self._client.range(prefix)
+        _, found = self._client.range(prefix, largest=_LARGEST_PAGE)
         for one in itertools.islice(found, self._most_strange + len(wanted)):
             # Of what goes, the name is enough.
             self._there[one.key] = one.value if one.key in wanted else b""
@@ -241,14 +257,22 @@ class EtcdSink:
         if self._twin.note != known:
             log.warning("%s: %s", report.head.node, self._twin.note)
 
+    def _seen(self, *operations: Operation, value_of: bytes) -> list[Found]:
+        """Read a key, and more; without its value where that is rubbish of any size."""
+        try:
+            told = self._client.txn([], [get(value_of), *operations])
+        except TooLarge:
+            told = self._client.txn([], [get(value_of, keys_only=True), *operations])
+        return [response.response_range for response in told.responses]
+
     def _put_shape(self, report: Report) -> int:
         """Have the shape there: put by whom it is of first, and changed only where it is spoilt."""
         if self._shape == report.shape:
             return 0
         key, data = self._keys.shape(report.shape), report.shape_data
-        told = self._client.txn([absent(key)], [put(key, data)], [get(key)])
+        told = self._client.txn([absent(key)], [put(key, data)])
         if not told.succeeded:
-            for there in told.responses[0].response_range.kvs:
+            for there in self._seen(value_of=key)[0].kvs:
                 if _is_shape(there.value, report.shape):
                     self._shape, self._shape_at = report.shape, there.mod_revision
                     return 0

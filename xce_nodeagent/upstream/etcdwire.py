@@ -19,6 +19,10 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What `read` raises."""
 
 
+_OBJECTS = 512  # that may be as small as they like: a txn's responses
+_OBJECT = 24  # bytes that one of the others has at least: a key with its revisions has 60
+
+
 class Header(Struct, frozen=True):
     """Of every answer: which cluster and member it comes from, and the store's revision."""
 
@@ -116,10 +120,9 @@ class Watched(Struct, frozen=True):
 
 
 class WatchLine(Struct, frozen=True):
-    """A line of a watch: a result, or an error."""
+    """A line of a watch; without a result it is an error."""
 
     result: Watched | None = None
-    error: Any = None
 
 
 class Compare(Struct, frozen=True, omit_defaults=True):
@@ -220,5 +223,9 @@ def written(value: Any) -> bytes:
 
 def read(data: bytes, kind: type[T]) -> T:
     """Read an answer. Raise one of UNREADABLE."""
+    # Three bytes, `{},`, become a hundred. Base64 has no bracket, so these are what is made of it.
+    made = data.count(b"{") + data.count(b"[")
+    if made > _OBJECTS + len(data) // _OBJECT:
+        raise msgspec.ValidationError(f"{made} objects in {len(data)} bytes")
     # Numbers are strings: not strict takes both, and takes "true" for a boolean; no harm here.
     return msgspec.json.decode(data, type=kind, strict=False)
