@@ -7,6 +7,7 @@ import sys
 import uuid
 
 import pytest
+from msgspec import structs
 from upstream import etcds
 from upstream.certificates import Authority, server
 from upstream.receivers import receiver
@@ -40,20 +41,23 @@ def test_where_nothing_can_be_kept_there_is_an_id_all_the_same(tmp_path, caplog)
 
 def test_doctor_says_how_it_stands():
     well = Status(kind="file", where="/r", number=7, delivered=990.0, deliveries=3, bytes=500)
-    noted = Status(kind="http", where="http://h", note="in plain")
+    noted = structs.replace(well, kind="http", where="http://h", note="in plain")
     behind = Status(kind="etcd", where="e", number=7, delivered=900.0, lag=12.3)
     failing = Status(kind="etcd", where="e", failing=10.0, reason="e: refused", remedy="start it")
     alone = Status(kind="etcd", where="e", failing=10.0, reason="e: refused")
-    found = checks([well, noted, behind, failing, alone], 1000.0)
+    starting = Status(kind="etcd", where="e")
+    found = checks([well, noted, behind, failing, alone, starting], 1000.0)
     assert [(one.name, one.state) for one in found] == [
         ("report.file", "ok"), ("report.http", "note"), ("report.etcd", "warning"),
-        ("report.etcd", "warning"), ("report.etcd", "warning"),
+        ("report.etcd", "warning"), ("report.etcd", "warning"), ("report.etcd", "note"),
     ]  # fmt: skip
     texts = [one.text for one in found]
     assert texts[0] == "/r: the last was report 7, 10 s ago; 3 in 500 bytes since the start"
-    assert texts[1] == "http://h: none yet; in plain"
+    assert texts[1] == f"http://h{texts[0].removeprefix('/r')}; in plain"
     assert texts[2] == "e: nothing got there for 12 s, the last was report 7, 100 s ago"
-    assert texts[3] == "e: refused; no report gets there since 1970-01-01 00:00:10 UTC, none yet"
+    since = "1970-01-01 00:00:10 UTC, none since the start"
+    assert texts[3] == f"e: refused; no report gets there since {since}"
+    assert texts[5] == "e: none since the start; the first is on its way"
     assert found[3].remedy == "start it"
     assert "the newest report is tried again" in found[4].remedy
 

@@ -31,12 +31,15 @@ def _check(one: Status, now: float) -> Check:
     text = f"{one.where}: {_last(one, now)}"
     if one.number:
         text += f"; {one.deliveries} in {one.bytes} bytes since the start"
+    else:
+        text += "; the first is on its way"
     if one.note:
-        return Check(name=name, state="note", text=f"{text}; {one.note}")
-    return Check(name=name, state="ok", text=text)
+        text += f"; {one.note}"
+    # Whether it gets there nobody knows before one did.
+    return Check(name=name, state="note" if one.note or not one.number else "ok", text=text)
 
 
 def _last(one: Status, now: float) -> str:
     if not one.number:
-        return "none yet"
+        return "none since the start"
     return f"the last was report {one.number}, {max(0.0, now - one.delivered):.0f} s ago"
