@@ -16,7 +16,7 @@ from xce_nodeagent.upstream import packing, record
 from xce_nodeagent.upstream.form import MOST_OVERLAPS, MOST_ROWS
 from xce_nodeagent.upstream.mirror import SETTLE
 from xce_nodeagent.upstream.reading import MOST_CONFLICTS
-from xce_nodeagent.upstream.record import MOST_BYTES
+from xce_nodeagent.upstream.record import HEAVY_SECONDS, MOST_BYTES
 from xce_nodeagent.upstream.report import HEAD, Head, Report, digest, report
 
 BOMB = zlib.compress(b'{"reason":"' + b"a" * ((4 << 20) - 20) + b'"}', 9)
@@ -57,10 +57,12 @@ def test_bombs_are_not_read_beyond_what_a_node_may_have(inflated: list[int], siz
     # One more, and one that changes, cost what one costs.
     for name in ("x", "x7"):
         inflated.clear()
+        reader.now += HEAVY_SECONDS
         reader.put(entry(2, f"state/{name}"), BOMB)
         assert sum(inflated) <= 2 * packing.SMALL
     gone = ((entry(2, f"state/{name}"), None, 0) for name in ("x", *(f"x{n}" for n in range(800))))
-    assert node(reader.take(*gone), 2) == node(before, 2)
+    reader.take(*gone)
+    assert node(reader.fleet(later=HEAVY_SECONDS), 2) == node(before, 2)
 
 
 def test_what_did_not_change_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +99,7 @@ def test_the_largest_hosts_are_far_below(profile: str, cards: int, parts: int) -
     assert found.inventory is not None
     assert len(found.inventory.instances) > cards * parts
     sizes = {name: len(packing.plain(data)) for name, data in made.entries.items()}
-    assert sum(sizes.values()) < MOST_BYTES / 8
+    assert sum(sizes.values()) < record.HEAVY_BYTES / 2
     assert max(sizes.values()) < packing.LARGEST / 8
     assert max(size for name, size in sizes.items() if name != "static") < packing.SMALL / 8
     assert found.shape is not None
@@ -137,6 +139,32 @@ def test_bindings_that_all_hold_all_are_told_and_come_to_an_end() -> None:
     assert any("is held by job" in fault for fault in found.faults)
     (more,) = (int(one.split()[1]) for one in found.faults if one.endswith("more faults"))
     assert more <= MOST_CONFLICTS
+
+
+def test_a_value_of_nothing_but_arrays_is_not_read() -> None:
+    reader = Reader(state())
+    value = packing.pack({**STATIC, "attributes": {"a": [[]] * packing.MOST_OBJECTS}})
+    reader.put(entry(2, "static"), value)
+    found = node(reader.fleet(later=SETTLE + 1), 2)
+    assert any(f"at most {packing.MOST_OBJECTS} are read" in fault for fault in found.faults)
+
+
+def test_who_has_more_than_any_host_is_read_once_in_a_while() -> None:
+    reader = Reader(state())
+    reason = "x" * (packing.SMALL - 100)
+    states = [(entry(2, f"state/x{at}"), packing.pack({"reason": reason}), 0) for at in range(20)]
+    reader.take(*states)
+    heavy = node(reader.fleet(later=SETTLE + 1), 2)
+    assert len(heavy.states) >= 20
+    assert (
+        reader.put(entry(2, "state/x1"), packing.pack({"reason": "y"})).nodes[heavy.name] is heavy
+    )
+    other = structs.replace(fleets.reported(6).head, number=77)
+    found = reader.put(entry(6, HEAD), packing.pack(other))
+    assert node(found, 6).head == other
+    assert node(found, 2) is heavy
+    assert reader.mirror.due() <= reader.now + HEAVY_SECONDS
+    assert node(reader.fleet(later=HEAVY_SECONDS), 2).states["x1"].reason == "y"
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,10 @@ class Mirror:
                 del self._records[name]
                 self._nodes.pop(name, None)
                 continue
+            if (rest := record.rest(now)) > now:
+                self._waiting[name] = rest
+                continue
+            record.last = now
             try:
                 node = self._made(name, record, now, wall)
             except Exception as error:  # noqa: BLE001  # one node costs no other its news

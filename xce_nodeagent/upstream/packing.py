@@ -20,6 +20,9 @@ LARGEST = 4 << 20
 SMALL = 64 << 10
 """The same of a value that tells of one thing: an instance's state, a head, a sign of life."""
 
+MOST_OBJECTS = 1 << 16
+"""Objects and arrays of a value: ten times what the shape of the largest host has."""
+
 _WORTH = 512
 """Bytes below which a deflated value would be no smaller in any way that counts."""
 _ZLIB = b"\x78"
@@ -67,8 +70,13 @@ def plain(data: bytes, limit: int = LARGEST) -> bytes:
 
 def unpack(data: bytes, kind: type[T], limit: int = LARGEST) -> T:
     """Read a value. Fields that this version does not know are passed over. Raise Unreadable."""
+    found = plain(data, limit)
+    # Three bytes, `[],`, become a hundred, and time. Those in texts count, and are few.
+    made = found.count(b"{") + found.count(b"[")
+    if made > MOST_OBJECTS:
+        raise Unreadable(f"{made} objects; at most {MOST_OBJECTS} are read")
     try:
-        return msgspec.json.decode(plain(data, limit), type=kind)
+        return msgspec.json.decode(found, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"not a {kind.__name__}: {error}") from None
 

@@ -18,6 +18,12 @@ MOST_BYTES = 8 << 20
 all ports, or a thousand jobs."""
 
 
+HEAVY_BYTES = 1 << 20
+HEAVY_SECONDS = 1.0
+"""A node with more than so many bytes of JSON is read at most once in this time: no host has them,
+and reading them takes a tenth of a second, in which there is no news of others."""
+
+
 class _Sum(Struct, frozen=True, gc=False):
     """The SHA-256 of an entry's JSON, and its bytes; the hash is empty where it is unreadable."""
 
@@ -33,6 +39,7 @@ class Record:
         "_sums",
         "entries",
         "faults",
+        "last",
         "live",
         "made",
         "rivals",
@@ -53,6 +60,7 @@ class Record:
         self.since = 0.0  # when its lease was seen ended, for people
         self.unlike: float | None = None  # since when the entries are not those of the head
         self.made: Node | None = None
+        self.last = -math.inf  # when that was
         self.faults: tuple[str, ...] = ()  # of the report in `made`, not of who has the name
 
     def put(self, entry: str, value: bytes | None) -> bool:
@@ -69,6 +77,10 @@ class Record:
         else:
             self.entries[entry] = value
         return True
+
+    def rest(self, now: float) -> float:
+        """Give when it may be made anew; a time that is over where it may be now."""
+        return self.last + HEAVY_SECONDS if self._size > HEAVY_BYTES else now
 
     def excess(self) -> str:
         """Say what there is too much of to be read; empty where all is as a host has it.

@@ -49,7 +49,7 @@ class Twin:
         if head in self._tried:
             return
         try:
-            told = packing.unpack(head, Head)
+            told = packing.unpack(head, Head, packing.SMALL)
         except Unreadable:
             return
         if told.agent == agent:
