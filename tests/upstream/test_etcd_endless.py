@@ -144,15 +144,19 @@ def test_answers_that_are_short_by_nature_are_taken_no_longer(lying) -> None:
 
 
 @pytest.mark.needs("etcd")
+@pytest.mark.parametrize("size", [10, 1_400_000])
 @pytest.mark.parametrize("what", ["head", "shape", "live"])
-def test_rubbish_of_any_size_in_a_nodes_own_keys_is_written_anew(there, what: str) -> None:
+def test_rubbish_of_any_size_is_written_anew(there, what: str, size: int) -> None:
     report = made("n1", 1)
     key = {
         "head": there.keys.entry("n1", "head"),
         "shape": there.keys.shape(report.shape),
         "live": there.keys.live("n1"),
     }[what]
-    there.reader.txn([], [etcdwire.put(key, b"x" * 1_400_000)])
+    there.reader.txn([], [etcdwire.put(key, b"x" * size)])
     there.sink().deliver(report)
     assert there.entries("n1") == report.entries
-    assert there.reader.get(key).value != b"x" * 1_400_000
+    assert there.reader.get(key).value != b"x" * size
+    shape = there.reader.get(there.keys.shape(report.shape))
+    assert shape is not None
+    assert shape.value == report.shape_data

@@ -226,12 +226,10 @@ class EtcdSink:
         """See what the store has of this node: its head, and all of it where that is another's."""
         node = report.head.node
         prefix, head = self._keys.node(node), self._keys.entry(node, HEAD)
-        heads, last, shape = self._seen(
-            newest(prefix), get(self._keys.shape(report.shape), keys_only=True), value_of=head
-        )
-        # One that was written more than once is not as the first one wrote it.
-        if [one.version for one in shape.kvs] == [1]:
-            self._shape, self._shape_at = report.shape, shape.kvs[0].mod_revision
+        heads, shape, last = self._seen(head, self._keys.shape(report.shape), more=[newest(prefix)])
+        for there in shape.kvs:
+            if _is_shape(there.value, report.shape):
+                self._shape, self._shape_at = report.shape, there.mod_revision
         self._there = {}
         if self._head and heads.kvs and heads.kvs[0].mod_revision != self._head:
             self._meet(heads.kvs[0].value, report)
@@ -257,12 +255,12 @@ class EtcdSink:
         if self._twin.note != known:
             log.warning("%s: %s", report.head.node, self._twin.note)
 
-    def _seen(self, *operations: Operation, value_of: bytes) -> list[Found]:
-        """Read a key, and more; without its value where that is rubbish of any size."""
+    def _seen(self, *keys: bytes, more: Sequence[Operation] = ()) -> list[Found]:
+        """Read keys, and more; without their values where those are rubbish of any size."""
         try:
-            told = self._client.txn([], [get(value_of), *operations])
+            told = self._client.txn([], [*map(get, keys), *more])
         except TooLarge:
-            told = self._client.txn([], [get(value_of, keys_only=True), *operations])
+            told = self._client.txn([], [*(get(key, keys_only=True) for key in keys), *more])
         return [response.response_range for response in told.responses]
 
     def _put_shape(self, report: Report) -> int:
@@ -272,7 +270,7 @@ class EtcdSink:
         key, data = self._keys.shape(report.shape), report.shape_data
         told = self._client.txn([absent(key)], [put(key, data)])
         if not told.succeeded:
-            for there in self._seen(value_of=key)[0].kvs:
+            for there in self._seen(key)[0].kvs:
                 if _is_shape(there.value, report.shape):
                     self._shape, self._shape_at = report.shape, there.mod_revision
                     return 0
