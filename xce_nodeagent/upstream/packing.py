@@ -71,10 +71,11 @@ def plain(data: bytes, limit: int = LARGEST) -> bytes:
 def unpack(data: bytes, kind: type[T], limit: int = LARGEST) -> T:
     """Read a value. Fields that this version does not know are passed over. Raise Unreadable."""
     found = plain(data, limit)
-    # Three bytes, `[],`, become a hundred, and time. Those in texts count, and are few.
-    made = found.count(b"{") + found.count(b"[")
-    if made > MOST_OBJECTS:
-        raise Unreadable(f"{made} objects; at most {MOST_OBJECTS} are read")
+    if len(found) > MOST_OBJECTS:
+        # Three bytes, `[],`, become a hundred, and time. Those in texts count, and are few.
+        made = found.count(b"{") + found.count(b"[")
+        if made > MOST_OBJECTS:
+            raise Unreadable(f"{made} objects; at most {MOST_OBJECTS} are read")
     try:
         return msgspec.json.decode(found, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
