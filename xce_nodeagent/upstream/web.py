@@ -15,6 +15,7 @@ import io
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -124,6 +125,7 @@ class Connection:
         self._timed: _Timed | None = None
         self._context: ssl.SSLContext | None = None
         self._begun = False
+        self._lock = threading.Lock()
 
     def ask(
         self,
@@ -209,8 +211,9 @@ class Connection:
 
     def close(self) -> None:
         """End the connection; a thread that waits for an answer is told so."""
-        timed, client = self._timed, self._client
-        self._timed = self._client = None
+        with self._lock:  # else one that is opened just then is forgotten, and stays open
+            timed, client = self._timed, self._client
+            self._timed = self._client = None
         if timed is not None:
             with contextlib.suppress(OSError):
                 # Not that of TLS, which would pull the object away below the other thread.
@@ -274,7 +277,8 @@ class Connection:
         client = http.client.HTTPConnection(self._host, self._port)
         timed = _Timed(inner, end)
         client.sock = timed
-        self._timed, self._client, self._context = timed, client, context
+        with self._lock:
+            self._timed, self._client, self._context = timed, client, context
         return timed, client
 
     def _dial(self, end: float) -> socket.socket:
