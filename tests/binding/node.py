@@ -222,6 +222,7 @@ class Node:
             uptime=self.uptime,
             release=self.release,
             look_at_nodes=self.look_at_nodes,
+            populated=lambda cgroup: bool(self.books.processes.get(cgroup.path)),
         )
 
     def look_at_nodes(self, instances: Iterable[Instance], nodes: Iterable[DeviceNode]) -> None:

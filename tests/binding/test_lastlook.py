@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from binding.calls import release, restart
 from binding.node import Node
 
 from xce_nodeagent.errors import Enforcement, NotReady, Unhealthy
 from xce_nodeagent.model.wire import PortAsk, Prepare, Release
-from xce_nodeagent.privileged.ops import Bind, Unbind
+from xce_nodeagent.privileged.ops import Bind, Seen, Unbind
 
 
-def prepare(node: Node, job: str, **ask: object):
-    return asyncio.run(node.life.prepare(Prepare(job=job, attempt="1", **ask)))
+def prepare(node: Node, job: str, attempt: str = "1", **ask: object):
+    return asyncio.run(node.life.prepare(Prepare(job=job, attempt=attempt, **ask)))
 
 
 def ports(answer) -> list[int]:
@@ -113,3 +114,76 @@ def test_a_release_is_intended_also_where_the_binder_fails_over_it(node):
     node.open()
     (binding,) = node.ledger.book
     assert binding.state == "releasing"
+
+
+def dies_while_the_binder_works(node: Node, **ask: object) -> None:
+    """An agent that has committed, and not looked, when it dies."""
+    answered = node.books.call
+
+    async def call(request, fds=(), *, meanwhile=None):
+        raise asyncio.CancelledError
+
+    node.books.call = call
+    with pytest.raises(asyncio.CancelledError):
+        prepare(node, "a", **ask)
+    node.books.call = answered
+
+
+def test_what_a_crash_left_unlooked_at_is_looked_at_when_it_is_asked_for_again(node):
+    node.cards.listening = {20000}
+    prepare(node, "z", ports=(PortAsk(count=1),))
+    release(node, "z")
+    node.cards.listening = set()
+    prepare(node, "z", attempt="2", ports=(PortAsk(count=1),))
+    release(node, "z")
+    ask = {"request": "1", "ports": (PortAsk(count=1),)}
+    dies_while_the_binder_works(node, **ask)
+    node.cards.listening, node.without_node = {20000}, {"GPU-0"}
+    assert restart(node) == {"finished": 1}
+    answer = prepare(node, "a", **ask)
+    assert (answer.instances, ports(answer)) == (("GPU-1", "ports"), [20001])
+
+
+def test_a_job_that_runs_keeps_what_it_listens_on_over_a_crash_before_its_outcome(node):
+    ask = {"instances": ("GPU-1",), "ports": (PortAsk(count=1),)}
+    answer = prepare(node, "a", **ask)
+    node.books.processes["/cg/home/job-a"] = (7,)
+    node.cards.listening = {20000}
+    assert restart(node) == {"finished": 1}
+    assert prepare(node, "a", **ask) == answer
+
+
+def test_a_growth_that_is_taken_back_is_looked_for_like_a_shrink(node):
+    async def grow() -> None:
+        await node.life.prepare(Prepare(job="a", attempt="1", instances=("GPU-1",)))
+        node.without_node = {"GPU-2"}
+        began = node.uptime()
+        add = Prepare(job="a", attempt="1", instances=("GPU-2",), add=True)
+        with pytest.raises(Unhealthy):
+            await node.life.prepare(add)
+        node.seen = (Seen(pid=77, uid=5, comm="train", what="c 120:2", how="open", started=began),)
+        await node.life.releases.vigil.look(5.0)
+        await node.life.close()
+
+    asyncio.run(grow())
+    assert [job for job, _ in node.held()["GPU-2"]] == ["a"]
+
+
+def test_recovery_takes_nothing_back_because_a_binder_fails(node):
+    prepare(node, "a", instances=("GPU-1",))
+    prepare(node, "a", instances=("GPU-2",), add=True)
+    node.books.fail = ["enforcement"]
+    assert restart(node) == {"failed": 1}
+    assert node.held() == {"GPU-1": [("a", "1")], "GPU-2": [("a", "1")]}
+    assert prepare(node, "a", instances=("GPU-2",), add=True).instances == ("GPU-1", "GPU-2")
+
+
+def test_best_effort_keeps_a_binding_whose_cgroup_could_not_be_made(node):
+    node.policy = "best-effort"
+    node.crash()
+    node.open()
+    node.books.fail = ["enforcement"]
+    answer = prepare(node, "a", instances=("GPU-1",))
+    restart(node)
+    assert node.held() == {"GPU-1": [("a", "1")]}
+    assert prepare(node, "a", instances=("GPU-1",)) == answer

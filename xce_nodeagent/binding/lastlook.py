@@ -3,7 +3,8 @@
 It costs a tenth of a millisecond, and the binder works for as long: so it is looked while the
 binder works, after the commit. What is found then undoes the binding, nobody was told of it yet,
 and it is planned again with what is known now. A crash in between leaves a binding that nobody
-looked at. Its fence is right all the same, because rules are made from numbers and not from nodes.
+looked at: that is made up for when it is asked for again. Its fence is right all the same, because
+rules are made from numbers and not from nodes.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from xce_nodeagent.binding.release import Releases
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.verification import Verification
 from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.host import cgroup as host_cgroup
 from xce_nodeagent.model import name, wire
 from xce_nodeagent.model.binding import Binding, Key
 from xce_nodeagent.model.config import ReleaseConfig
@@ -38,6 +39,7 @@ class Lifecycle:
 
     `inventory` gives the current one; `mounted` is where the cgroup hierarchies are
     (host.cgroup.mounts). `look_at_nodes` is part of the last look (lastlook.py).
+    `populated` says whether a process is in a cgroup, None where that is not known.
     """
 
     def __init__(
@@ -55,11 +57,14 @@ class Lifecycle:
         uptime: Callable[[], float],
         release: ReleaseConfig,
         look_at_nodes: LookAtNodes | None = None,
+        populated: Callable[[CgroupRef], bool | None] = host_cgroup.populated,
     ) -> None:
         self.ledger = ledger
         self.book: Book = ledger.book
         self.site = site
         self.last_seen: dict[Key, float] = {}
+        self.unlooked: set[Key] = set()
+        """What was committed before a crash, and perhaps never looked at (lastlook.py)."""
         self._executor = executor
         self._dividing = {n: one for n, one in providers.items() if isinstance(one, Divides)}
         self._composer = Composer(providers, site)
@@ -92,6 +97,7 @@ class Lifecycle:
         self.inventory = inventory
         self._strangers = Strangers(parts)
         self._mounted = mounted
+        self._populated = populated
         self._clock = clock
         # Without a fence, a node is as good as the next.
         self._look_at_nodes = look_at_nodes if site.policy == "required" else None
@@ -110,7 +116,7 @@ class Lifecycle:
                 want = want.in_cgroup(held.asks[0].cgroup)
             found = self._existing(want)
             if found is not None:
-                if await self.verification.still_whole(found):
+                if await self.verification.still_whole(found) and await self._looked_at(found):
                     return answer.prepared(self.whole(self.book.live[key]))
                 self._existing(want)
             cgroup = place.named(
@@ -121,6 +127,39 @@ class Lifecycle:
             if self.ledger.unseen:
                 raise Enforcement(self.ledger.unseen)
             return answer.prepared(await self._bound(want, cgroup, key))
+
+    async def _looked_at(self, found: Binding) -> bool:
+        """See that what a crash left unlooked at is as it was planned; False if it is taken back.
+
+        Whoever asks again for it may never have been answered. Where somebody is in its cgroup,
+        they were, and what uses its ports is the job.
+        """
+        step = found.plan.cgroup
+        if found.key not in self.unlooked:
+            return True
+        self.unlooked.discard(found.key)
+        if step is None or self._populated(step.cgroup) is not False:
+            return True
+        look = self._look(found, None, self.inventory(), looked=not found.plan.ports)
+        look()
+        if look.error is None:
+            return True
+        await self.releases.fail(found, None, look.error)
+        return False
+
+    def _look(
+        self, binding: Binding, before: Binding | None, inventory: Inventory, *, looked: bool
+    ) -> LastLook:
+        """Give the last look; `looked`: not at the ports, for that was done before."""
+        return LastLook(
+            binding,
+            before,
+            inventory,
+            nodes=self._look_at_nodes,
+            strangers=self._strangers,
+            ports=None if looked else inventory.ports,
+            held=self.book.ports_held(),
+        )
 
     async def _bound(self, want: Demand, cgroup: CgroupRef | None, key: Key) -> Binding:
         """Plan, commit and carry out; again, as long as the last look finds what nobody knew."""
@@ -146,14 +185,8 @@ class Lifecycle:
             binding = self.ledger.commit(event)
             assert binding is not None  # noqa: S101  # these two events always leave a binding
             committed = perf_counter()
-            look = LastLook(
-                binding,
-                before,
-                inventory,
-                nodes=self._look_at_nodes,
-                strangers=self._strangers,
-                ports=ports if in_use is None else None,
-                held=self.book.ports_held(),
+            look = self._look(
+                binding, before, inventory, looked=ports is None or in_use is not None
             )
             await self._carry_out(binding, before, look)
             if look.error is None:

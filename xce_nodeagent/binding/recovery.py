@@ -8,7 +8,7 @@ from collections import Counter
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
-from xce_nodeagent.errors import AgentError, Enforcement
+from xce_nodeagent.errors import AgentError, BadCgroup, Conflict, Enforcement
 from xce_nodeagent.model.binding import Binding, Bound, Lost
 
 log = logging.getLogger(__name__)
@@ -23,9 +23,9 @@ async def recover(ledger: Ledger, executor: Executor, lifecycle: Lifecycle) -> C
     - `re-asserted`: the same was written again, because cgroup v1 cannot show what it has.
     - `masked`: it is whole, and a program of another's that came later may take from it.
     - `finished`, `undone`: it was committed and not known to be carried out; now it is, or it
-      could not be and was taken back.
+      cannot be, because its cgroup is not what it was, and is taken back.
     - `released`: it was being released, and now is; or the kernel says that it was.
-    - `failed`: none of this could be done now. The record stays; `doctor` shows it.
+    - `failed`: none of this could be done now. The record stays, and it is tried again.
     """
     counts: Counter[str] = Counter()
     for key in [binding.key for binding in ledger.book]:
@@ -59,11 +59,16 @@ async def _recover(
             await lifecycle.releases.undo(binding.key, only=binding)
             return "released"
         case "committed":
+            # Whoever asked may have been answered: its job may run, or had something before.
+            lifecycle.unlooked.add(binding.key)
             try:
                 await executor.carry_out(binding, again=True)
-            except AgentError as error:
+            except (BadCgroup, Conflict) as error:
                 await lifecycle.releases.fail(binding, None, error)
                 return "undone"
+            except AgentError:
+                lifecycle.releases.owe(binding)
+                raise
             ledger.note(Bound(job=job, attempt=attempt))
             return "finished"
         case _:

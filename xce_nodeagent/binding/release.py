@@ -34,6 +34,7 @@ from xce_nodeagent.model.binding import (
     Failed,
     Key,
     Kill,
+    Lost,
     Released,
     ReleaseIntended,
 )
@@ -321,20 +322,30 @@ class Releases:
         if before is not None:
             instances = self._inventory().by_id()
             restored = self._changed(planner.restoring(binding, before, instances))
-            await self._finish_or_owe(restored)
+            # The job runs: it may have opened what it had for a moment.
+            added = tuple(one for one in binding.instances if one not in before.instances)
+            await self._finish_or_owe(restored, binding, added)
             return
         job, attempt = binding.key
         try:
-            await self._executor.take_back(binding)
+            unbound = await self._executor.take_back(binding)
         except AgentError as second:
             log.error("job %s cannot be taken back yet: %s", job, second.message)
             self._ledger.record(ReleaseIntended(job=job, attempt=attempt))
             self.clean_later()
             return
-        self._ledger.record(
-            Failed(job=job, attempt=attempt, code=error.code, message=error.message)
-        )
+        failed = Failed(job=job, attempt=attempt, code=error.code, message=error.message)
+        bound = self._book.live[binding.key].state == "bound"  # after a crash
+        lost = Lost(job=job, attempt=attempt, reason=error.code)
+        self._ledger.record(lost if bound else failed)
         self._last_seen.pop(binding.key, None)
+        if not unbound.gone:  # a cgroup of the caller's, in which somebody may be
+            self.vigil.left(binding, binding.instances)
+
+    def owe(self, binding: Binding) -> None:
+        """Have a binding carried out as soon as that can be."""
+        self._owed.add(binding.key)
+        self.clean_later()
 
     def _changed(self, event: Changed) -> Binding:
         if not self._ledger.record(event):
@@ -351,9 +362,8 @@ class Releases:
         try:
             await self._executor.carry_out(binding)
         except AgentError as error:
-            log.error("job %s keeps what it gave up, for now: %s", binding.job, error.message)
-            self._owed.add(binding.key)
-            self.clean_later()
+            log.error("job %s is not as it should be, for now: %s", binding.job, error.message)
+            self.owe(binding)
         else:
             self._owed.discard(binding.key)
             self._outcomes.note(Bound(job=binding.job, attempt=binding.attempt))

@@ -21,6 +21,7 @@ from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.errors import AgentError, Enforcement
 from xce_nodeagent.model.binding import Binding, Key, Lost, ReleaseIntended
+from xce_nodeagent.model.plan import MakeCgroup
 from xce_nodeagent.privileged.ops import Mask
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class Verification:
                 # Removed and made again since, and bound to that one.
                 return self._vanished(key, "its cgroup is another binding's now")
             wrong, stray = "its mark was changed", wrong
-        if seen.state == "gone":
+        if seen.state == "gone" and not _maybe_never_made(binding):
             return self._vanished(key, wrong)
         if seen.state == "released":
             # The ledger has lost the release, or could not be written then. It stands.
@@ -316,6 +317,14 @@ class Verification:
                             wrong[key] = "its mark was changed"
             await asyncio.sleep(0)
         return wrong
+
+
+def _maybe_never_made(binding: Binding) -> bool:
+    """Say whether a cgroup that is not there is no sign that the job has ended.
+
+    Where no fence is required, a job goes on when the binder could not make one.
+    """
+    return binding.enforcement == "best-effort" and isinstance(binding.plan.cgroup, MakeCgroup)
 
 
 def _of(kept: dict[Key, tuple[float, str]], binding: Binding) -> str:
