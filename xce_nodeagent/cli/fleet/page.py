@@ -60,7 +60,7 @@ th, td {{ text-align: left; vertical-align: top; padding: .2rem .6rem; overflow-
   border-bottom: 1px solid var(--bar); }}
 th {{ background: var(--socket); white-space: nowrap; }}
 tr:target td {{ background: var(--bar); box-shadow: inset 0 2px var(--held); }}
-td.worse {{ color: var(--unhealthy); font-weight: bold; }}
+td.worse {{ color: var(--unhealthy); font-weight: bold; white-space: nowrap; }}
 [hidden] {{ display: none; }}
 @page {{ size: A4 landscape; margin: 10mm; }}
 @media print {{
