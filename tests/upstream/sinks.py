@@ -16,6 +16,7 @@ from msgspec import structs
 from xce_nodeagent.upstream import packing
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
+from xce_nodeagent.upstream.etcderror import EtcdError
 from xce_nodeagent.upstream.etcdsink import EtcdSink
 from xce_nodeagent.upstream.keys import EntryKey, Keys
 from xce_nodeagent.upstream.report import Report, numbered, report
@@ -91,6 +92,11 @@ class Place:
         return self.reader.status().header.revision
 
     def close(self) -> None:
+        """End the leases, too: one that ends later is a write in the middle of another test."""
+        with contextlib.suppress(EtcdError):
+            _, found = self.reader.range(self.keys.prefix)
+            for lease in {one.lease for one in found} - {0}:
+                self.reader.revoke(lease)
         for one in self._open:
             one.close()
 

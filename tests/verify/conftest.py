@@ -21,7 +21,7 @@ from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.binding.verification import Found, Verification
 from xce_nodeagent.errors import BY_CODE
-from xce_nodeagent.model.binding import Ask, Binding, Bound, Committed
+from xce_nodeagent.model.binding import Ask, Binding, Bound, Committed, Lost
 from xce_nodeagent.model.instance import DeviceNode
 from xce_nodeagent.model.plan import AdoptCgroup, AllowDevice, CgroupRef, MakeCgroup, Plan
 from xce_nodeagent.model.rule import Device
@@ -111,11 +111,15 @@ class Stage:
             Turns(),
             self.outcomes,
             finish=lambda: None,
+            lost=self.lost,
             clock=time.time,
         )
         self.asked: list[Any] = []
         self.triers: list[Trier] = []
         world.start(*nodes)
+
+    async def lost(self, binding: Binding) -> None:
+        self.ledger.note(Lost(job=binding.job, attempt=binding.attempt, reason="cgroup-vanished"))
 
     async def call(self, request: Any, fds: Any = (), *, meanwhile: Any = None) -> Any:
         """Stand for the helper's socket."""

@@ -25,6 +25,12 @@ ROUNDS = 40
 """Of SIGKILL. What is there after them hangs in the kernel; it stays quarantined, is told of, and
 gets it all again when the cleaning next looks."""
 
+NOT_KILLED = (
+    "this node ends no processes: set [release] kill = 'on-request' in its configuration, then"
+    " restart the agent and its helpers"
+)
+"""Why nobody is ended though a release asks for it."""
+
 
 class Killing:
     """Ends processes of bindings that wait to be clean, which `waits` says of one.

@@ -78,6 +78,7 @@ class Lifecycle:
             self.outcomes,
             clock=clock,
             finish=lambda: self.releases.clean_later(),  # noqa: PLW0108  # it comes after this
+            lost=lambda binding: self.releases.losses.close(binding),  # noqa: PLW0108  # the same
         )
         self.releases = Releases(
             ledger=ledger,

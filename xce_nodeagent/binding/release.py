@@ -18,8 +18,9 @@ from xce_nodeagent.binding.cleaning import Cleaning
 from xce_nodeagent.binding.composer import Composer
 from xce_nodeagent.binding.executor import Executor
 from xce_nodeagent.binding.intent import Intent
-from xce_nodeagent.binding.killing import Killing
+from xce_nodeagent.binding.killing import NOT_KILLED, Killing
 from xce_nodeagent.binding.ledger import Ledger
+from xce_nodeagent.binding.loss import Losses
 from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.parts import Parts
 from xce_nodeagent.binding.turn import Turns
@@ -48,17 +49,6 @@ log = logging.getLogger(__name__)
 PATIENCE = 5.0
 """Seconds that whoever releases again what is quarantined waits for a look. No first release
 does."""
-
-NOT_KILLED = (
-    "this node ends no processes: set [release] kill = 'on-request' in its configuration, then"
-    " restart the agent and its helpers"
-)
-"""Why nobody is ended though a release asks for it."""
-
-
-def _same(one: Binding, other: Binding) -> bool:
-    """Say whether these are one binding at two times, and not two runs under one name."""
-    return (one.since, one.born) == (other.since, other.born)
 
 
 class Releases:
@@ -108,6 +98,14 @@ class Releases:
             clock=clock,
             uptime=uptime,
             residents=policy.residents,
+        )
+
+        self.losses = Losses(
+            outcomes=outcomes,
+            parts=parts,
+            vigil=self.vigil,
+            listening=self._listening,
+            withheld=self._cleaning.later,
         )
 
     # ---- what a caller asks for -------------------------------------------------------------
@@ -173,7 +171,7 @@ class Releases:
         """
         async with self._turns.of(key):
             binding = self._book.live.get(key)
-            if binding is None or (only is not None and not _same(binding, only)):
+            if binding is None or (only is not None and not binding.is_same(only)):
                 recorded = self._ledger.recorded(*key)
                 return wire.Released(released=True, clean=True, known=False, recorded=recorded)
             started = perf_counter()
@@ -232,7 +230,7 @@ class Releases:
     def _waits(self, binding: Binding) -> bool:
         """Say whether a binding is still to be clean: the very one, not a later run of the job."""
         live = self._book.live.get(binding.key)
-        if live is None or not _same(live, binding):
+        if live is None or not live.is_same(binding):
             return False
         return live.state in ("releasing", "quarantined")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.outcome import Outcomes
 from xce_nodeagent.binding.turn import Turns
 from xce_nodeagent.errors import AgentError, Enforcement
-from xce_nodeagent.model.binding import Binding, Key, Lost, ReleaseIntended
+from xce_nodeagent.model.binding import Binding, Key, ReleaseIntended
 from xce_nodeagent.model.plan import MakeCgroup
 from xce_nodeagent.privileged.ops import Mask
 
@@ -78,15 +78,21 @@ class Verification:
         outcomes: Outcomes,
         *,
         clock: Callable[[], float],
-        finish: Callable[[], None] = lambda: None,
+        finish: Callable[[], None],
+        lost: Callable[[Binding], Awaitable[None]],
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Put it together; `finish` sees to it that what is being released is finished."""
+        """Put it together.
+
+        `finish` sees to it that what is being released is finished; `lost` closes a binding whose
+        cgroup is gone.
+        """
         self._ledger = ledger
         self._executor = executor
         self._turns = turns
         self._outcomes = outcomes
         self._finish = finish
+        self._lost = lost
         self._clock = clock
         self._cpu = cpu
         self._one_round = asyncio.Lock()
@@ -143,10 +149,10 @@ class Verification:
         if seen.state == "stray":
             if self._ledger.book.has_mark(wrong):
                 # Removed and made again since, and bound to that one.
-                return self._vanished(key, "its cgroup is another binding's now")
+                return await self._vanished(binding, "its cgroup is another binding's now")
             wrong, stray = "its mark was changed", wrong
         if seen.state == "gone" and not _maybe_never_made(binding):
-            return self._vanished(key, wrong)
+            return await self._vanished(binding, wrong)
         if seen.state == "released":
             # The ledger has lost the release, or could not be written then. It stands.
             self._outcomes.note(ReleaseIntended(job=key[0], attempt=key[1]))
@@ -163,9 +169,9 @@ class Verification:
             raise Enforcement(f"it was put back, and is not as it should be: {seen.fault}")
         return self._masked(binding, seen.masks) or Found(key, "repaired", wrong)
 
-    def _vanished(self, key: Key, why: str) -> Found:
-        self._ledger.note(Lost(job=key[0], attempt=key[1], reason="cgroup-vanished"))
-        return Found(key, "cgroup-vanished", why)
+    async def _vanished(self, binding: Binding, why: str) -> Found:
+        await self._lost(binding)
+        return Found(binding.key, "cgroup-vanished", why)
 
     def _masked(self, binding: Binding, masks: Iterable[Mask]) -> Found | None:
         """Judge programs of others. One that a job without devices has takes nothing from it."""

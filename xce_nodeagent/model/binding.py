@@ -204,6 +204,10 @@ class Binding(Struct, frozen=True, kw_only=True):
         """What the binding's cgroup bears, so that it is told from any other's."""
         return f"{self.job}\n{self.attempt}"
 
+    def is_same(self, other: Binding) -> bool:
+        """Say whether these are one binding at two times, and not two runs under one name."""
+        return (self.since, self.born) == (other.since, other.born)
+
     def is_older(self, other: Binding) -> bool:
         """Say whether another was decided later: what both say they hold is the other's."""
         if self.up and other.up:
