@@ -16,7 +16,6 @@ from random import Random
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.daemon.agentid import agent_id
 from xce_nodeagent.daemon.survey import Survey
-from xce_nodeagent.upstream.backoff import CAP_SECONDS
 from xce_nodeagent.upstream.delivery import Delivery, Status
 from xce_nodeagent.upstream.newest import Newest
 from xce_nodeagent.upstream.report import Series
@@ -24,9 +23,6 @@ from xce_nodeagent.upstream.sink import Sink
 
 SETTLE_SECONDS = 0.03
 """How long changes are collected: a prepare is two, a driver that loads is many."""
-
-FILE_CAP_SECONDS = 5.0
-"""How soon a file is tried again: it is on this host, so there is no herd."""
 
 CLOSE_SECONDS = 1.0
 """How long the end of the agent waits for sinks that take their time."""
@@ -44,7 +40,7 @@ class Reporter:
                 sink,
                 self._newest,
                 Random(),  # noqa: S311  # for jitter
-                cap=FILE_CAP_SECONDS if sink.kind == "file" else CAP_SECONDS,
+                cap=sink.patience,
             )
             for sink in sinks
         )

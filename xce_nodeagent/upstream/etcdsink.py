@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 from xce_nodeagent.upstream import etcdremedy, packing, transfer
+from xce_nodeagent.upstream.backoff import CAP_SECONDS
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
 from xce_nodeagent.upstream.etcderror import (
@@ -81,6 +82,8 @@ class EtcdSink:
         self._twin = Twin()
         self._client = client
         self._keys = keys
+        # A store that is back gives each lease its whole time again: nobody loses it by waiting.
+        self.patience = min(CAP_SECONDS, lease_seconds * 2 / 3)
         self._lease_seconds = lease_seconds
         self._user = user
         self._renew = renew

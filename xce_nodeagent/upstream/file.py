@@ -24,6 +24,7 @@ class FileSink:
     """Writes to one file; a reader sees the old or the new, whole."""
 
     kind: ClassVar[str] = "file"
+    patience = 5.0  # it is on this host, so there is no herd
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)

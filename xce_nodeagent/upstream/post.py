@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from xce_nodeagent.model.upstream import UpstreamHttpConfig, in_plain
 from xce_nodeagent.upstream import body, secret
+from xce_nodeagent.upstream.backoff import CAP_SECONDS
 from xce_nodeagent.upstream.noanswer import NoAnswer
 from xce_nodeagent.upstream.report import Report
 from xce_nodeagent.upstream.secret import Secrets
@@ -47,6 +48,7 @@ class HttpSink:
     """
 
     kind: ClassVar[str] = "http"
+    patience = CAP_SECONDS
 
     def __init__(
         self,

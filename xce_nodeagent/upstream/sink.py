@@ -43,6 +43,11 @@ class Sink(Protocol):
     """`file`, `etcd` or `http`, as in the configuration."""
 
     @property
+    def patience(self) -> float:
+        """The seconds between two tries at most, while trying is of use."""
+        ...
+
+    @property
     def where(self) -> str:
         """The place, for people: a path, a URL. No secret is in it."""
         ...
