@@ -41,7 +41,10 @@ def test_the_table_has_every_node_of_the_store(filled, run) -> None:
     assert len(rows) == COUNT
     assert rows[fleets.name(17)] == "stale"
     assert rows[fleets.name(5)] == "unhealthy"
-    assert "r001" in out.splitlines()[-3], "the block is of the configuration"
+    last = [line for line in out.splitlines() if re.match(r"r\d{3}-n\d{2} +\S+ ", line)][-1]
+    assert "r001" in last, "the block is of the configuration"
+    drained = next(name for name, state in rows.items() if state == "drained")
+    assert re.search(f"^{drained}: .+ drained: \\S", out, re.MULTILINE)
 
 
 def test_filters_and_sorts_work_together(filled, run) -> None:
@@ -167,14 +170,15 @@ def test_only_a_node_without_a_living_agent_is_forgotten(changed, run) -> None:
     assert "no such node" in err
 
 
-@pytest.mark.parametrize("answer", ["n\n", ""])
-def test_nothing_is_forgotten_unless_somebody_says_yes(changed, answer: str) -> None:
+@pytest.mark.parametrize(("answer", "status"), [("n\n", 0), ("", 64)])
+def test_nothing_is_forgotten_unless_somebody_says_yes(changed, answer: str, status: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "xce_nodeagent", "fleet", "--config", str(changed.config),
          "--forget", fleets.name(17)],
         input=answer, capture_output=True, text=True, check=False, timeout=DEADLINE,
     )  # fmt: skip
-    assert done.returncode in (0, 130)
+    assert done.returncode == status
+    assert ("add --yes" in done.stderr) == bool(status)
     assert done.stdout == ""
     assert "Delete all that the store has of r001-n01?" in done.stderr
     assert len(names(changed)) == COUNT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -324,7 +325,15 @@ def _forget_shapes(
 
 
 def _confirmed(question: str) -> bool:
-    if click.confirm(question, err=True):
-        return True
+    try:
+        if click.confirm(question, err=True):
+            return True
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        tell("")  # behind the question
+        raise BadRequest(
+            "nobody is there to be asked, and nothing was deleted: add --yes"
+        ) from None
     tell("nothing was deleted")
     return False

@@ -59,7 +59,11 @@ def reasons(nodes: Iterable[NodeView], *, every: bool, wide: bool) -> list[Line]
 
     `every` one of them, or a few; `wide` names each instance, not a few of a reason.
     """
-    ill = [node for node in exceptional(tuple(nodes)) if node.complaints or node.wrong]
+    known = tuple(nodes)
+    worst = exceptional(known)
+    named = {node.name for node in worst}
+    rest = (node for node in known if node.name not in named)  # such as those with drained cards
+    ill = [node for node in (*worst, *rest) if node.complaints or node.wrong]
     shown = ill if every else ill[:_TOLD]
     lines = [line for node in shown for line in _reasons(node, wide=wide)]
     if len(shown) < len(ill):
