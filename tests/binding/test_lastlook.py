@@ -9,6 +9,7 @@ from binding.calls import release, restart
 from binding.node import Node
 
 from xce_nodeagent.errors import Enforcement, NotReady, Unhealthy
+from xce_nodeagent.model.config import ReleaseConfig
 from xce_nodeagent.model.wire import PortAsk, Prepare, Release
 from xce_nodeagent.privileged.ops import Bind, Seen, Unbind
 
@@ -187,3 +188,19 @@ def test_best_effort_keeps_a_binding_whose_cgroup_could_not_be_made(node):
     restart(node)
     assert node.held() == {"GPU-1": [("a", "1")]}
     assert prepare(node, "a", instances=("GPU-1",)) == answer
+
+
+def test_who_is_to_be_ended_is_on_the_disk_before_anything_is_undone(node):
+    node.release = ReleaseConfig(kill="on-request")
+    node.crash()
+    node.open()
+    prepare(node, "a", instances=("GPU-1",))
+
+    async def call(request, fds=(), *, meanwhile=None):
+        raise asyncio.CancelledError
+
+    node.books.call = call
+    with pytest.raises(asyncio.CancelledError):
+        release(node, "a", kill="term-then-kill")
+    (binding,) = node.ledger.book
+    assert (binding.state, binding.kill) == ("releasing", "term-then-kill")

@@ -4,7 +4,7 @@ An agent that dies after the binder has acted, and before the intent is on the d
 that is bound with its cgroup gone, or released, or without its mark: it is closed, released, or
 made whole again. Whoever asked was not answered, and asks again. Before anybody is answered, and
 before anybody else can get what is given back, the intent is on the disk, or kept to be written
-with the next grant.
+with the next grant. Where processes are to be ended it is written first.
 """
 
 from __future__ import annotations

@@ -179,6 +179,8 @@ class Releases:
                 functools.partial(self._intend, binding, kill),
                 functools.partial(self._listening, binding),
             )
+            if kill != "none":
+                intent.record()  # the cgroup will say that it was released, and not this
             try:
                 unbound = await self._executor.take_back(binding, intent)
                 recorded, seen = intent.told()
