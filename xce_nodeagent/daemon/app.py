@@ -194,7 +194,7 @@ def _monitors(declared: Site) -> list[Monitor | LinkMonitor | SiteWatch]:
         log.warning("carriers and default routes that change are seen late: %s", error)
     try:
         found.append(udev.Monitor(subsystems))
-    except OSError as error:
+    except (OSError, ImportError) as error:  # pyudev calls a missing libudev the latter
         log.warning("changes of the hardware are not seen by themselves: %s", error)
     return found
 
