@@ -1,11 +1,4 @@
-"""The intent of a release: it is recorded while the binder undoes, which takes as long.
-
-An agent that dies after the binder has acted, and before the intent is on the disk, finds a binding
-that is bound with its cgroup gone, or released, or without its mark: it is closed, released, or
-made whole again. Whoever asked was not answered, and asks again. Before anybody is answered, and
-before anybody else can get what is given back, the intent is on the disk, or kept to be written
-with the next grant. Where processes are to be ended it is written first.
-"""
+"""The intent of a release: on the disk before anything is undone; who listens is seen meanwhile."""
 
 from __future__ import annotations
 

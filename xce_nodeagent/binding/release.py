@@ -179,8 +179,7 @@ class Releases:
                 functools.partial(self._intend, binding, kill),
                 functools.partial(self._listening, binding),
             )
-            if kill != "none":
-                intent.record()  # the cgroup will say that it was released, and not this
+            intent.record()  # before anything is undone: a crash must not forget what was asked
             try:
                 unbound = await self._executor.take_back(binding, intent)
                 recorded, seen = intent.told()
