@@ -118,11 +118,11 @@ def _opened(look: Callable[[], None]) -> Opened:
         found.append((name, flags))
         return real(self, name, flags)
 
-    Tree.open = noted  # type: ignore[method-assign]
+    Tree.open = noted  # type: ignore[method-assign]  # counted, and put back
     try:
         look()
     finally:
-        Tree.open = real  # type: ignore[method-assign]
+        Tree.open = real  # type: ignore[method-assign]  # counted, and put back
     return found
 
 

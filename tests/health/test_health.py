@@ -278,7 +278,7 @@ def taken(card: Card, step: Step, now: Moment) -> Card:
         case "measured", Sample() as sample:
             return health.measured(card, sample, now, DEFAULT, LIMITS)
         case "undrained", gpu_instance:
-            return health.undrained(card, gpu_instance)  # type: ignore[arg-type]
+            return health.undrained(card, gpu_instance)  # type: ignore[arg-type]  # the union of what hypothesis draws
         case "renewed", _:
             return health.renewed(card, DEFAULT)
         case "rebooted", _:

@@ -40,7 +40,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with contextlib.closing(Machine(folder, kernel, archive, PATIENCE)) as made:
         began = time.monotonic()
         first = made.tell()
-        print(f"booted in {time.monotonic() - began:.0f} s, events of {first['source']}")  # noqa: T201
+        print(f"booted in {time.monotonic() - began:.0f} s, events of {first['source']}")  # noqa: T201  # for the log of a run
         assert first["nics"] == {}
         yield made
 

@@ -66,7 +66,7 @@ class Steps:
         cold = scan(Host(), all_providers(), self._seen)
         found = {one.id: [one.reason, one.attributes] for one in self._seen.instances}
         names = [f"{one.action} {one.subsystem} {one.name}" for one in heard]
-        print(json.dumps({"heard": names, "found": found, "cold": cold == self._seen}), flush=True)  # noqa: T201
+        print(json.dumps({"heard": names, "found": found, "cold": cold == self._seen}), flush=True)  # noqa: T201  # what the test reads
 
     def heard(self, path: str, action: str, *gone: str) -> None:
         """Send an event, hear it after these devices have gone, look, and tell."""

@@ -202,7 +202,7 @@ class Swarm:
     @staticmethod
     def _write(one: subprocess.Popen[str], asked: dict[str, Any]) -> None:
         one.stdin.write(json.dumps(asked) + "\n")  # type: ignore[union-attr]  # it is a pipe
-        one.stdin.flush()  # type: ignore[union-attr]
+        one.stdin.flush()  # type: ignore[union-attr]  # it was started with a pipe
 
     @staticmethod
     def _read(one: subprocess.Popen[str]) -> Any:

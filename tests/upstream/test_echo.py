@@ -178,7 +178,7 @@ def test_a_token_that_is_no_header_is_none(tmp_path, caplog):
 @pytest.mark.parametrize("say", SAYS.values(), ids=SAYS)
 def test_a_watch_says_the_token_back(tmp_path, say):
     with place(Etcd(b"watch", say).serve) as where:
-        client = etcdstore.client(etcd_config(where.url, tmp_path), Random(1))  # noqa: S311
+        client = etcdstore.client(etcd_config(where.url, tmp_path), Random(1))  # noqa: S311  # no secret
         with contextlib.closing(client), pytest.raises(EtcdError) as raised:
             next(follow(client, b"/t/", 5))
     safe(raised.value.reason)

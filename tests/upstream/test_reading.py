@@ -60,7 +60,7 @@ def test_the_example_with_tls_and_a_user(tmp_path) -> None:
     password.chmod(0o600)
     options = ("--cert-file", server.cert, "--key-file", server.key, "--bcrypt-cost", "4")
     with etcds.running(*options, scheme="https") as etcd:
-        store = Client([etcd.url], Random(1), tls=Tls(Files(authority.ca)))  # noqa: S311
+        store = Client([etcd.url], Random(1), tls=Tls(Files(authority.ca)))  # noqa: S311  # no secret
         filling.fill(store, fleets.state(NODES, Keys()), lease=filling.lease(store))
         for what in (
             ("role", "add", "xce-readers"),
@@ -96,4 +96,4 @@ def test_the_door_for_schedulers_has_what_it_names() -> None:
     code += "print([getattr(door, name).__name__ for name in door.__all__] == door.__all__)"
     assert run(code) == ["[]", "True"]
     with pytest.raises(ImportError, match="Nothing"):
-        exec("from xce_nodeagent.upstream import Nothing")  # noqa: S102
+        exec("from xce_nodeagent.upstream import Nothing")  # noqa: S102  # the statement is the test

@@ -9,7 +9,7 @@ from xce_nodeagent.errors import AgentError
 
 
 class Intent:
-    """To be called while the binder works: it records, and sees who still listens.
+    """`record` comes first; to be called while the binder works: it sees who still listens.
 
     `seconds` is how long it took to record.
     """
@@ -23,8 +23,7 @@ class Intent:
         self._error: AgentError | None = None
 
     def __call__(self) -> None:
-        """Do both. It raises nothing: the binder is at work, and must be heard first."""
-        self.record()
+        """Look. It raises nothing: the binder is at work, and must be heard first."""
         try:
             self._seen = self._listening()
         except AgentError as error:

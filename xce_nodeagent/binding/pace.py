@@ -9,8 +9,8 @@ class Pace:
     """A histogram for each step.
 
     Of a prepare: `plan` (choose and plan), `commit` (the ledger), `bind` (the binder), and `look`
-    (at nodes and ports, while the binder works). Of a release: `unbind` (the binder, and who is
-    left), and `commit` (the intent, while the binder works).
+    (at nodes and ports, while the binder works). Of a release: `commit` (the intent), and `unbind`
+    (the binder, and who is left).
     """
 
     def __init__(self) -> None:

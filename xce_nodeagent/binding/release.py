@@ -174,17 +174,16 @@ class Releases:
             if binding is None or (only is not None and not binding.is_same(only)):
                 recorded = self._ledger.recorded(*key)
                 return wire.Released(released=True, clean=True, known=False, recorded=recorded)
-            started = perf_counter()
             intent = Intent(
                 functools.partial(self._intend, binding, kill),
                 functools.partial(self._listening, binding),
             )
             intent.record()  # before anything is undone: a crash must not forget what was asked
+            started = perf_counter()
             try:
                 unbound = await self._executor.take_back(binding, intent)
                 recorded, seen = intent.told()
             except AgentError:
-                intent.record()  # it will be undone, also when nobody asks for it again
                 self.clean_later()
                 raise
             self._pace["unbind"].add(perf_counter() - started)

@@ -140,8 +140,7 @@ TABLE: Final = (
         "From a Release's last byte to its answer, by outcome: ok, or the class of the error.",
         lambda it: _by(it.release)),
     Row("xce_nodeagent_release_step_seconds", "histogram", ("step",),
-        "Steps of a Release: unbind (the fence, and who is left), and commit (the ledger), which is"
-        " done within unbind.",
+        "Steps of a Release: commit (the ledger), and unbind (the fence, and who is left).",
         lambda it: _by(it.release_steps)),
     Row("xce_nodeagent_connections", "gauge", (),
         "Clients that are connected to the agent's socket.",

@@ -296,7 +296,7 @@ class Client:
             told = etcdwire.read(answer.body, kind)
         except etcdwire.UNREADABLE as error:
             raise Garbage(f"{url}: its answer to {path}: {error}") from None
-        self.check(url, told.result.header if isinstance(told, Streamed) else told.header)  # type: ignore[attr-defined]
+        self.check(url, told.result.header if isinstance(told, Streamed) else told.header)  # type: ignore[attr-defined]  # each kind that is asked for has one
         return told
 
     def connection(self, url: str, *, own: bool = False) -> Connection:

@@ -81,7 +81,7 @@ class Followed:
                 raise self._unread(state)
             with contextlib.suppress(TimeoutError):
                 self._watcher.wait_for(
-                    lambda other, seen=fleet: other is not seen,  # type: ignore[misc]
+                    lambda other, seen=fleet: other is not seen,  # type: ignore[misc]  # a lambda cannot say the type of a default
                     seconds=min(left, _LOOK),
                 )
 
