@@ -48,7 +48,7 @@ class Aim:
     def outside(self) -> Blow:
         """Give a blow that falls on anybody, within some milliseconds."""
         chance = self._dice.chance
-        role = chance.choice(("agent", "binder", "binder", "supervisor", "prober", "witness"))
+        role = chance.choice((*page.ROLES, "binder"))
         blow = Blow(role, after=chance.random() * 0.004, number=chance.randrange(4))
         self._maybe_stop(blow)
         return blow

@@ -145,6 +145,8 @@ class Node:
                 while not caller.wait(calls, 1000):
                     self.story.in_time(begun + PATIENCE, "a connection outlives the agent")
             self.story.in_time(begun + PATIENCE, f"no answer to {calls[0].method}")
+        if blow is None:  # also where the answer was there at once
+            self.services.tend(None, begun)
         for call in calls:
             name = f"{call.method} {call.code or call.state}"
             self.tally.answers[name] = self.tally.answers.get(name, 0) + 1

@@ -280,9 +280,11 @@ class Services:
         if blow is not None and blow.stopped:
             self.go_on(blow)
         assert self._agent is not None
-        # A signal that was sent is not always felt yet.
-        if blow is not None and blow.fell_on == self._agent.pid and blow.signal == signal.SIGKILL:
-            self._agent.ended(PATIENCE)
+        # A signal that was sent is not always felt yet, and who is not seen to have ended is not
+        # started again.
+        for process in (self._agent, self._supervisor):
+            if process and blow and (process.pid, signal.SIGKILL) == (blow.fell_on, blow.signal):
+                process.ended(PATIENCE)
         by_hand = self._kind.shape == "hand"
         if by_hand and not self._agent.ended() and blow and blow.role == "supervisor":
             # Nobody starts a second one under an agent that brought its own.

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from soak import run
-from soak.blow import Tally
+from soak.blow import Blow, Tally
 from soak.node import Node
 from soak.services import Kind
 from soak.walk import Walk
@@ -36,6 +36,21 @@ def test_no_crash_breaks_a_promise(kind, told):
     )
     assert tally.crashed > 20
     assert tally.opens > 1000
+
+
+@pytest.mark.parametrize("role", ["supervisor", "agent"])
+def test_who_was_killed_is_started_again_before_anything_is_asked(crew, role):
+    node = Node(crew, Tally(), Kind("cgroup2", "systemd"))
+    try:
+        node.open()
+        for _ in range(10):  # the answer is there before the signal is felt, or after it
+            blow = Blow(role)
+            node.strike(blow, [("ListBindings", {})])
+            node.services.settle(blow)
+            assert node.services.pids(role) != [blow.fell_on]
+        assert node.tally.crashes[role, "outside"] > 0
+    finally:
+        node.close()
 
 
 @pytest.mark.parametrize(
