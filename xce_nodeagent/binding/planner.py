@@ -28,7 +28,7 @@ from xce_nodeagent.errors import Drained as DrainedError
 from xce_nodeagent.errors import Reserved as ReservedError
 from xce_nodeagent.errors import Unhealthy as UnhealthyError
 from xce_nodeagent.model import name, wire
-from xce_nodeagent.model.binding import Binding, Changed, Committed
+from xce_nodeagent.model.binding import Binding, Changed, Committed, Key
 from xce_nodeagent.model.instance import Instance
 from xce_nodeagent.model.inventory import Inventory, overlapping
 from xce_nodeagent.model.plan import AdoptCgroup, CgroupRef, HoldPort, MakeCgroup
@@ -140,15 +140,18 @@ def plan(
     already = set(before.instances) if before else set()
     if before is not None:
         _present(instances, before, ())
-    named = [_named(inventory, book, wanted, key, want.number) for wanted in want.ask.instances]
+    stranded = book.stranded(instances)
+    named = [
+        _named(inventory, book, wanted, key, number=want.number, stranded=stranded)
+        for wanted in want.ask.instances
+    ]
     for instance in named:
         if instance.type in inventory.divisible:
             raise BadPort(f"{instance.id!r} is held in parts: ask with --ports or --port")
     _disjoint(instances, [i.id for i in named if i.id not in already])
     chosen = {instance.id for instance in named} | already
     if want.ask.request:
-        stranded = book.stranded(inventory.by_id()).keys()
-        taken = book.unavailable(inventory.instances) | stranded | chosen
+        taken = book.unavailable(inventory.instances) | stranded.keys() | chosen
         chosen |= set(
             selector.instances(inventory, want.ask.request, unavailable=taken, near=chosen)
         )
@@ -232,8 +235,10 @@ def _named(
     inventory: Inventory,
     book: Book,
     wanted: str,
-    key: tuple[str, str],
+    key: Key,
+    *,
     number: int | None,
+    stranded: Mapping[str, Key],
 ) -> Instance:
     instances = inventory.by_id()
     instance = instances.get(wanted)
@@ -260,8 +265,8 @@ def _named(
     _not_reserved(instance, book, key)
     if not book.is_free(instance):
         _not_of_others(instances, book, wanted, key)
-    if instance.devices:
-        _not_stranded(instances, book, wanted, key)
+    if stranded and instance.devices:
+        _not_stranded(stranded, wanted, key)
     _fit(inventory, instance)
     return instance
 
@@ -320,10 +325,8 @@ def _not_of_others(
         )
 
 
-def _not_stranded(
-    instances: Mapping[str, Instance], book: Book, wanted: str, key: tuple[str, str]
-) -> None:
-    job, attempt = book.stranded(instances).get(wanted, key)
+def _not_stranded(stranded: Mapping[str, Key], wanted: str, key: Key) -> None:
+    job, attempt = stranded.get(wanted, key)
     if (job, attempt) != key:
         raise Busy(
             f"a device of instance {wanted} is held by {name.run(job, attempt)} under an id that is"

@@ -125,14 +125,14 @@ class Channel:
         received after that.
         """
         length, ancillary, flags, _ = self._end.recvmsg_into(
-            [self._buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+            [self._buffer], _ANCILLARY, _CLOSE_ON_EXEC
         )
         descriptors = _descriptors(ancillary)
         # There is room for more than one, so none at all means that our table is full (unix(7)).
-        cut = bool(flags & socket.MSG_CTRUNC) and not descriptors
+        cut = bool(flags & _DESCRIPTORS_CUT) and not descriptors
         packet = Packet(self._buffer[:length], descriptors, cut)
-        too_long = length > MESSAGE_LIMIT or flags & socket.MSG_TRUNC
-        many = flags & socket.MSG_CTRUNC and not cut
+        too_long = length > MESSAGE_LIMIT or flags & _CUT
+        many = flags & _DESCRIPTORS_CUT and not cut
         if too_long or many or len(packet.descriptors) > DESCRIPTOR_LIMIT:
             packet.close()
             raise Violation(
@@ -155,6 +155,9 @@ class Channel:
 
 
 _ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTOR_LIMIT)
+# Plain numbers: `&` of a flag of the module's makes an object of a class in Python, each time.
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CUT, _DESCRIPTORS_CUT = int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
 
 
 def _descriptors(ancillary: list[Any]) -> tuple[int, ...]:
