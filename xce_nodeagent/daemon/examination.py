@@ -9,9 +9,10 @@ from msgspec import Struct
 from xce_nodeagent.binding.helper import Helper
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.lifecycle import Lifecycle
-from xce_nodeagent.daemon import bookkeeping, doctor, sinkchecks
+from xce_nodeagent.daemon import bookkeeping, doctor, portchecks, sinkchecks
 from xce_nodeagent.daemon.reporter import Reporter
 from xce_nodeagent.daemon.upkeep import Upkeep
+from xce_nodeagent.host import Host
 from xce_nodeagent.model.config import Config
 from xce_nodeagent.model.inventory import Inventory
 from xce_nodeagent.model.rule import Device
@@ -23,6 +24,7 @@ class Examined(Struct, frozen=True, kw_only=True):
     """What is looked at. `helpers` are the binder, the witness, and others."""
 
     config: Config
+    host: Host
     enforced: bool
     taken: Taken | None
     helpers: tuple[Helper, ...]
@@ -57,6 +59,7 @@ async def examine(it: Examined, now: float, *, repair: bool) -> tuple[Check, ...
         *await bookkeeping.checks(it.ledger, now, enforced=it.enforced),
         *doctor.discovery(it.inventory),
         *it.cards,
+        *portchecks.checks(it.host),
         *doctor.bindings(book, verification, differing, no_binder),
         *doctor.verification(verification, now, no_binder),
         *doctor.reloads(it.upkeep.reloads if it.upkeep else None),

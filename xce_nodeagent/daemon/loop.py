@@ -346,6 +346,7 @@ class Daemon:
     async def _examine(self, repair: bool) -> tuple[Check, ...]:
         it = Examined(
             config=self._config,
+            host=self._host,
             enforced=self._enforced,
             taken=self._fencing.taken,
             helpers=self._helpers,
