@@ -54,15 +54,18 @@ def link(number: int) -> Event:
     return Event("change", "net", f"eth{number}")
 
 
-def test_that_events_were_lost_is_news_once_until_it_is_looked_at() -> None:
-    async def scene(looks: Looks, collected: Changes) -> None:
-        assert not collected.lost
-        collected.tell([link(0), LOST])
-        assert collected.lost
-        await looks.came.acquire()
-        assert not collected.lost
+def test_a_storm_that_loses_events_for_minutes_is_logged_once_a_minute(caplog, monkeypatch) -> None:
+    async def scene(_: Looks, collected: Changes) -> None:
+        now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        for _ in range(150):  # one a second
+            collected.missed()
+            now += 1.0
+        monkeypatch.undo()
 
     play(scene)
+    told = [record.message for record in caplog.records]
+    assert [text.partition("were lost (")[2].split()[0] for text in told] == ["1", "60", "60"]
 
 
 def test_what_comes_together_is_looked_at_together() -> None:

@@ -36,6 +36,9 @@ ALL_SECONDS = 300.0
 """How often all is looked at without a reason: nobody tells of a port of RDMA that has no interface
 and is down, nor of what firmware changes."""
 
+SAID_SECONDS = 60.0
+"""How often the log says that events were lost, at most."""
+
 LIMIT = 1024
 """Different events that are kept; of more, it is enough to know that there were more."""
 
@@ -54,6 +57,7 @@ class Changes:
         self._begun = (0.0, 0.0)
         self._all = self._loop.call_later(ALL_SECONDS, self._look_at_all)
         self._earliest = 0.0
+        self._missed, self._quiet_until = 0, -math.inf
 
     def tell(self, events: Iterable[Event], *, after: float = SETTLE_SECONDS) -> None:
         """Take in what changed; it is looked at after so many seconds, if not before."""
@@ -63,10 +67,17 @@ class Changes:
         self._due = min(self._due, self._loop.time() + after)
         self._wait()
 
-    @property
-    def lost(self) -> bool:
-        """Whether it is told already, and not looked at, that events were lost."""
-        return LOST in self._told
+    def missed(self) -> None:
+        """Note that events were lost. A storm may lose some every second: it is logged as one."""
+        self._missed += 1
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            log.warning(
+                "events of the hardware were lost (%d times since this was said last): all of it is"
+                " looked at again",
+                self._missed,
+            )
+            self._missed, self._quiet_until = 0, now + SAID_SECONDS
 
     async def close(self) -> None:
         """Look at nothing any more."""

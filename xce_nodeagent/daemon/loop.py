@@ -301,8 +301,8 @@ class Daemon:
     def _event(self, monitor: Monitor | LinkMonitor | SiteWatch) -> None:
         if events := monitor.drain():
             self._meter.events += len(events)
-            if LOST in events and not self._changes.lost:  # one storm is told once
-                log.warning("events of the hardware were lost: all of it is looked at again")
+            if LOST in events:
+                self._changes.missed()
             self.changed(*events)
 
     def changed(self, *events: Event, after: float = SETTLE_SECONDS) -> None:
