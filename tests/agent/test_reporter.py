@@ -44,7 +44,7 @@ def test_doctor_says_how_it_stands():
     noted = structs.replace(well, kind="http", where="http://h", note="in plain")
     behind = Status(kind="etcd", where="e", number=7, delivered=900.0, lag=12.3)
     failing = Status(kind="etcd", where="e", failing=10.0, reason="e: refused", remedy="start it")
-    alone = Status(kind="etcd", where="e", failing=10.0, reason="e: refused")
+    alone = Status(kind="etcd", where="e", failing=10.0, wait=41.7, reason="e: refused")
     starting = Status(kind="etcd", where="e")
     found = checks([well, noted, behind, failing, alone, starting], 1000.0)
     assert [(one.name, one.state) for one in found] == [
@@ -56,7 +56,8 @@ def test_doctor_says_how_it_stands():
     assert texts[1] == f"http://h{texts[0].removeprefix('/r')}; in plain"
     assert texts[2] == "e: nothing got there for 12 s, the last was report 7, 100 s ago"
     since = "1970-01-01 00:00:10 UTC, none since the start"
-    assert texts[3] == f"e: refused; no report gets there since {since}"
+    assert texts[3] == f"e: refused; no report gets there since {since}; it is tried now"
+    assert texts[4] == f"e: refused; no report gets there since {since}; tried again in 42 s"
     assert texts[5] == "e: none since the start; the first is on its way"
     assert found[3].remedy == "start it"
     assert "the newest report is tried again" in found[4].remedy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -87,7 +88,8 @@ def test_both_say_so_and_neither_flaps(cgroup2_mount: Path, etcd: etcds.Etcd) ->
             node = shown(first)
             assert (node["state"], node["faults"]) == ("two agents", [])
             (rival,) = node["rivals"]
-            assert rival.startswith(f"agent {identity(second)} (boot ")
+            host = os.uname().nodename
+            assert rival.startswith(f"agent {identity(second)} of host {host} (boot ")
 
             # What the second is asked to do on its own host is no matter of the name.
             card = second.instances("gpu")[0]["id"]

@@ -45,6 +45,7 @@ def test_the_table_has_every_node_of_the_store(filled, run) -> None:
     assert "r001" in last, "the block is of the configuration"
     drained = next(name for name, state in rows.items() if state == "drained")
     assert re.search(f"^{drained}: .+ drained: \\S", out, re.MULTILINE)
+    assert re.search(f"^{fleets.name(17)}: no sign of life; changed ", out, re.MULTILINE)
 
 
 def test_filters_and_sorts_work_together(filled, run) -> None:
@@ -54,6 +55,9 @@ def test_filters_and_sorts_work_together(filled, run) -> None:
     assert rows
     assert all(name.startswith("r000") for name in rows)
     assert "no node" in run(filled, "--free", "gpu=9")[1]
+    status, out, err = run(filled, "--free", "gpux=1")
+    assert (status, "no node" in out) == (0, True)
+    assert "--free gpux: no node has that type; there are gpu, nic" in err
     _, out, _ = run(filled, "r001-*", "--stale")
     assert re.findall(r"^(r\d{3}-n\d{2}) ", out, re.MULTILINE) == [fleets.name(17)]
 

@@ -53,6 +53,8 @@ def test_states_of_nodes_are_the_worst_of_what_they_are(view) -> None:
     rival = Live(agent="other", boot_id="b2", node=one.name)
     twin = structs.replace(one, rivals=(rival,))
     assert (shown(twin).state, shown(twin).rivals) == ("two agents", ("agent other (boot b2)",))
+    named = structs.replace(one, rivals=(structs.replace(rival, host="rack1-b"),))
+    assert shown(named).rivals == ("agent other of host rack1-b (boot b2)",)
     assert shown(structs.replace(twin, faults=("x",))).state == "faulty"
     assert one.head is not None
     copied = structs.replace(one, rivals=(structs.replace(rival, agent=one.head.agent),))

@@ -42,7 +42,9 @@ def test_a_difference_is_what_leads_from_one_to_the_other(view) -> None:
     told = change(view, [ill], ["gone"])
     assert [node["name"] for node in told["nodes"]] == [name]
     assert "cards" not in told["nodes"][0]
-    assert list(lines(view, [ill], ["gone"], first=False, before=""))[1:] == ["gone is gone"]
+    told = list(lines(view, [ill], ["gone"], before, before=""))
+    assert told[0].startswith(f"{name} faulty: was ok; x; now gpu ")
+    assert told[1:] == ["gone is gone"]
 
 
 def test_an_outage_is_told_when_it_begins_and_when_it_ends(view) -> None:
@@ -92,9 +94,9 @@ def test_a_change_is_a_line(changed) -> None:
     with watching(changed) as process:
         assert "20 nodes: 19 available" in process.stdout.readline()
         changed.live(17)
-        assert "stale" not in until(process, f"{fleets.name(17)} ")
+        assert " ok: was stale; now " in until(process, f"{fleets.name(17)} ")
         changed.client.txn((), [delete(changed.keys.live(name))])
-        assert "stale" in until(process, f"{name} ")
+        assert " stale: was ok; now " in until(process, f"{name} ")
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE) == 130
 

@@ -31,7 +31,7 @@ SECOND = {"agent": "agent-2", "boot": "boot-2"}
 
 def two(there):
     """Have one agent report, and another one fail to."""
-    first, second = there.sink(), there.sink()
+    first, second = there.sink(host="rack1-a"), there.sink(host="rack1-b")
     first.deliver(made("n1", jobs=2, **FIRST))
     with pytest.raises(Undelivered) as told:
         second.deliver(made("n1", jobs=0, **SECOND))
@@ -41,7 +41,7 @@ def two(there):
 def test_the_second_agent_reports_nothing_and_names_the_first(there):
     _, _, failure = two(there)
     assert failure.hopeless
-    assert "the name n1 is that of agent agent-1 (boot boot-1, 1.0)" in failure.reason
+    assert "the name n1 is that of agent agent-1 of host rack1-a (boot boot-1)" in failure.reason
     assert "[agent] node" in failure.remedy
     assert there.entries("n1") == made("n1", jobs=2, **FIRST).entries
     assert there.live("n1").agent == "agent-1"
@@ -54,7 +54,7 @@ def test_the_first_agent_learns_of_the_second_and_goes_on(there):
     first, _, _ = two(there)
     there.clock.now += 2 * LEASE
     first.tend()
-    assert first.note == "agent agent-2 (boot boot-2) claims the name n1, too"
+    assert first.note == "agent agent-2 of host rack1-b (boot boot-2) claims the name n1, too"
     there.reader.txn([], [delete(there.keys.rival("n1", "agent-2"))])
     there.clock.now += 2 * LEASE
     first.tend()

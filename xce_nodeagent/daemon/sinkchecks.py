@@ -22,6 +22,7 @@ def _check(one: Status, now: float) -> Check:
     if one.failing:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(one.failing))
         text = f"{one.reason}; no report gets there since {since}, {_last(one, now)}"
+        text += f"; tried again in {one.wait:.0f} s" if one.wait >= 1 else "; it is tried now"
         remedy = one.remedy or "nothing, if it comes back: the newest report is tried again"
         return Check(name=name, state="warning", text=text, remedy=remedy)
     if one.lag >= LAG_SECONDS:

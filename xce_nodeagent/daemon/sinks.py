@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -65,7 +66,12 @@ def _configured(
     if config.upstream_etcd.endpoints:
         from xce_nodeagent.upstream import etcdstore  # noqa: PLC0415  # see above
 
-        yield etcdstore.sink(config.upstream_etcd, Random(), renew=renew)  # noqa: S311  # the same
+        yield etcdstore.sink(
+            config.upstream_etcd,
+            Random(),  # noqa: S311  # the same
+            host=os.uname().nodename,
+            renew=renew,
+        )
 
 
 def prepare(config: Config) -> None:

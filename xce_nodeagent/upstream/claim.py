@@ -10,15 +10,20 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from xce_nodeagent.model.name import printable
 from xce_nodeagent.upstream import packing
 from xce_nodeagent.upstream.packing import Unreadable
+
+_SAID = 64
+"""Characters of a name or an id that people are told."""
 
 
 class Live(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An agent that lives: the value of `live/` and of `rival/`.
 
     `agent` is the agent's own id, which outlives its restarts. `since` is the node's clock when it
-    claimed the name, in seconds since the epoch, for people: clocks disagree.
+    claimed the name, in seconds since the epoch, for people: clocks disagree. `host` is what its
+    host calls itself, for people, too: they look for that one.
     """
 
     agent: str
@@ -26,10 +31,19 @@ class Live(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     since: float = 0.0
     program: str = ""
+    host: str = ""
 
     def same(self, other: Live) -> bool:
         """Say whether both are one agent in one boot of its host."""
         return (self.agent, self.boot_id) == (other.agent, other.boot_id)
+
+    def who(self) -> str:
+        """Say who it is, as a terminal may be shown it."""
+        host, agent, boot = (
+            printable(one[:_SAID]) for one in (self.host, self.agent, self.boot_id)
+        )
+        told = f"agent {agent}" + f" of host {host}" * bool(host)
+        return told + f" (boot {boot})" * bool(boot)
 
 
 def read(value: bytes) -> Live | None:

@@ -41,7 +41,8 @@ class Status(Struct, frozen=True, kw_only=True):
 
     `number` is that of the last report that got there, 0 for none; `delivered` and `failing` are
     times of day: of that delivery, and since when nothing gets there (0 while it does). `lag` is
-    for how many seconds there is something that has not got there. `reason` and `remedy` are those
+    for how many seconds there is something that has not got there; `wait` is in how many seconds it
+    is tried again where it fails, 0 while it is. `reason` and `remedy` are those
     of the last failure, while it fails; `note` is the sink's. `bytes`, `deliveries` and `failures`
     count since the agent's start; what `tend` sends again (a whole report in `full_seconds`, what
     somebody else spoilt) is in none of the first two.
@@ -53,6 +54,7 @@ class Status(Struct, frozen=True, kw_only=True):
     delivered: float = 0.0
     lag: float = 0.0
     failing: float = 0.0
+    wait: float = 0.0
     reason: str = ""
     remedy: str = ""
     note: str = ""
@@ -98,8 +100,13 @@ class Delivery:
     def status(self) -> Status:
         """How it stands now. For any thread."""
         behind = self._behind
-        lag = 0.0 if behind is None else max(0.0, self._clock() - behind)
-        return structs.replace(self._status, lag=lag, note=_shown(self._sink.note))
+        now = self._clock()
+        return structs.replace(
+            self._status,
+            lag=0.0 if behind is None else max(0.0, now - behind),
+            wait=max(0.0, self._retry - now),
+            note=_shown(self._sink.note),
+        )
 
     def start(self) -> None:
         """Begin."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from xce_nodeagent.model.name import printable
 from xce_nodeagent.upstream import claim, packing
 from xce_nodeagent.upstream.claim import Live
 from xce_nodeagent.upstream.etcd import Client
@@ -30,8 +29,6 @@ TRIES = 3
 
 MOST_RIVALS = 3
 """Other agents that are told of by their ids; more are counted."""
-
-_SAID = 64  # characters of an id that people are told
 
 
 class Name:
@@ -137,9 +134,9 @@ class Name:
                 count -= 1
                 continue
             key = self._keys.parse(one.key)
-            agent = printable((key.agent if isinstance(key, RivalKey) else repr(one.key))[:_SAID])
-            boot = f" (boot {printable(live.boot_id[:_SAID])})" if live is not None else ""
-            told.append(f"agent {agent}{boot}")
+            agent = key.agent if isinstance(key, RivalKey) else repr(one.key)
+            known = live or Live(agent="", boot_id="", node=mine.node)
+            told.append(structs.replace(known, agent=agent).who())
         if not told:
             return ""
         more = f" and {count - len(told)} more" if count > len(told) else ""
@@ -147,7 +144,8 @@ class Name:
 
     def _adopted(self, there: Kv, live: Live, mine: Live) -> bool:
         """Go on with what the agent before wrote, if it would be written in the same way."""
-        if live.program != mine.program or not self._alive(there.lease):
+        before = (live.program, live.host)
+        if before != (mine.program, mine.host) or not self._alive(there.lease):
             return False
         self.revision, self.waiting = there.mod_revision, False
         return True
@@ -192,11 +190,7 @@ class Name:
             key = self._keys.rival(mine.node, mine.agent)
             self._client.txn([], [put(key, packing.pack(told), self._granted(0))])
             self.revision, self.waiting = 0, True
-        agent, boot, program = (
-            printable(one[:_SAID]) for one in (other.agent, other.boot_id, other.program)
-        )
-        reason = f"{self._where()}: the name {mine.node} is that of agent {agent}"
-        reason += f" (boot {boot}{', ' if program else ''}{program})"
+        reason = f"{self._where()}: the name {mine.node} is that of {other.who()}"
         if other.agent == mine.agent:
             # Most often this host before it was booted anew, and then a matter of one lease.
             raise Undelivered(

@@ -57,6 +57,7 @@ MOST_STRANGE = 10_000
 class EtcdSink:
     """Writes to etcd. `renew` gives the endpoints as the configuration file has them now.
 
+    `host` is what this host calls itself; people are told of it where another agent wants its name.
     `remark` is what else people should know, asked whenever they look. `wall` is the time of day,
     which people read; `clock` is monotonic. `most_strange` bounds what is kept of keys that are
     nobody's.
@@ -71,6 +72,7 @@ class EtcdSink:
         *,
         lease_seconds: int = 30,
         user: str = "",
+        host: str = "",
         remark: Callable[[], str] = lambda: "",
         renew: Callable[[], Sequence[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -86,6 +88,7 @@ class EtcdSink:
         self.patience = min(CAP_SECONDS, lease_seconds * 2 / 3)
         self._lease_seconds = lease_seconds
         self._user = user
+        self._host = host
         self._renew = renew
         self._clock = clock
         self._most_strange = most_strange
@@ -140,7 +143,7 @@ class EtcdSink:
         self._look_at = self._clock() + LOOK_LEASES * self._lease_seconds
         if not self._name.waiting:
             self._look(report)
-        elif self._name.is_free(_live(report)):
+        elif self._name.is_free(self._live(report)):
             raise Undelivered(f"{self.where}: the name {report.head.node} is free by now")
 
     def _look(self, report: Report) -> None:
@@ -156,7 +159,7 @@ class EtcdSink:
             ],
         )
         live, last, rivals, shape = (response.response_range for response in found.responses)
-        told = self._name.rivals(_live(report), rivals)
+        told = self._name.rivals(self._live(report), rivals)
         if told and told != self._rivals:
             log.warning("%s", told)
         self._rivals = told
@@ -186,7 +189,7 @@ class EtcdSink:
                 if not self._name.revision:
                     self._there = None
                     self._look_at = self._clock() + LOOK_LEASES * self._lease_seconds
-                    self._name.claim(_live(report))
+                    self._name.claim(self._live(report))
                 written = self._write(report)
             except LeaseGone:
                 written = None
@@ -305,6 +308,13 @@ class EtcdSink:
             failure.meanwhile = self._name.meanwhile()
             raise
 
+    def _live(self, report: Report) -> Live:
+        head = report.head
+        return Live(
+            agent=head.agent, boot_id=head.boot_id, node=head.node, program=head.program,
+            host=self._host,
+        )  # fmt: skip
+
     def _moved(self) -> bool:
         """Take the endpoints of the configuration file where they are others by now."""
         now = tuple(self._renew()) if self._renew is not None else ()
@@ -313,11 +323,6 @@ class EtcdSink:
         log.warning("the endpoints are %s now", ", ".join(now))
         self._client.move(now)
         return True
-
-
-def _live(report: Report) -> Live:
-    head = report.head
-    return Live(agent=head.agent, boot_id=head.boot_id, node=head.node, program=head.program)
 
 
 def _is_shape(value: bytes, sha256: str) -> bool:

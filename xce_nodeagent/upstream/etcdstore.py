@@ -32,9 +32,13 @@ def sink(
     config: UpstreamEtcdConfig,
     random: Random,
     *,
+    host: str = "",
     renew: Callable[[], Sequence[str]] | None = None,
 ) -> EtcdSink:
-    """Make a sink; `renew` gives the endpoints as the configuration file has them then."""
+    """Make a sink; `renew` gives the endpoints as the configuration file has them then.
+
+    `host` is what this host calls itself.
+    """
     tls = _tls(config)
     plain = PLAIN if any(map(in_plain, config.endpoints)) else ""
     return EtcdSink(
@@ -42,6 +46,7 @@ def sink(
         Keys(config.prefix),
         lease_seconds=config.lease_seconds,
         user=config.user,
+        host=host,
         remark=lambda: "; ".join(filter(None, (plain, tls.soon()))),
         renew=renew,
     )

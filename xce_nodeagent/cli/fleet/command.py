@@ -189,7 +189,16 @@ def fleet(  # noqa: PLR0917  # click gives them by name
         _nodes(invocation, found, full, page())
     else:
         view = found.view()
+        _tell_unknown(view, wanted)
         _show(invocation, view, choose(view), html, page())
+
+
+def _tell_unknown(view: FleetView, wanted: Wanted) -> None:
+    """Say which types nobody has: it may be a slip, and is not if all of them are gone now."""
+    there = [one.type for one in view.summary.instances]
+    for kind, _ in wanted.free:
+        if kind not in there:
+            tell(f"--free {kind}: no node has that type; there are {', '.join(there) or 'none'}")
 
 
 def _chooser(

@@ -12,6 +12,7 @@ from msgspec import to_builtins
 from rich.console import Console
 from rich.live import Live
 
+from xce_nodeagent.cli.fleet.news import news
 from xce_nodeagent.cli.fleet.order import shape
 from xce_nodeagent.cli.fleet.survey import Survey
 from xce_nodeagent.cli.fleet.table import Page, styled, table
@@ -73,7 +74,7 @@ def tell(
             show(json.dumps(change(view, changed, gone), separators=(",", ":")))
         else:
             now = datetime.now().astimezone().isoformat(" ", "seconds")
-            for line in lines(view, changed, gone, first=known is None, before=outdated):
+            for line in lines(view, changed, gone, known, before=outdated):
                 show(f"{now} {line}")
         known, outdated = nodes, view.outdated
 
@@ -101,19 +102,24 @@ def change(view: FleetView, changed: list[NodeView], gone: list[str]) -> dict[st
 
 
 def lines(
-    view: FleetView, changed: list[NodeView], gone: list[str], *, first: bool, before: str
+    view: FleetView,
+    changed: list[NodeView],
+    gone: list[str],
+    known: Mapping[str, NodeView] | None,
+    *,
+    before: str,
 ) -> Iterator[str]:
-    """Give a change as lines; what there was at the start is told in one."""
+    """Give a change as lines. `known` are the nodes before it: at the start None, told in one."""
     if view.outdated != before:
         yield f"OUT OF DATE: {view.outdated}" if view.outdated else "up to date again"
-    if first:
+    if known is None:
         nodes = view.summary.nodes
         yield f"{counted(nodes.total, 'node')}: {nodes.available:,} available; what changes is told"
         return
     for node in changed:
         free = " ".join(f"{one.type} {one.free}/{one.usable}" for one in added(node.instances))
-        told = next((f"; {one.id}: {one.reason or one.state}" for one in node.wrong), "")
         jobs = counted(len(node.jobs), "job")
-        yield f"{node.name} {node.state}: {free}; {jobs}; {shape(node)}{told}"
+        told = news(known.get(node.name), node)
+        yield f"{node.name} {node.state}: {told}; now {free}; {jobs}; {shape(node)}"
     for name in gone:
         yield f"{name} is gone"

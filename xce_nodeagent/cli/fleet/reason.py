@@ -44,17 +44,22 @@ def lasted(seconds: float) -> str:
 def why(node: NodeView, now: float) -> str:
     """Say what is wrong with a node in a line."""
     first = next((one for one in node.wrong if one.state == "unhealthy"), None)
-    told = list(node.complaints)
-    if not node.available:
-        since = f" for {lasted(now - node.since)}" if node.since else ""
-        told.append(f"no sign of life{since}; changed {age(node.reported, now) or 'never'}")
+    told = [*node.complaints, *away(node, now)]
     if first is not None:
         more = sum(one.state == "unhealthy" for one in node.wrong) - 1
         told.append(f"{first.type}: {first.reason or 'unhealthy'}{f', {more} more' * bool(more)}")
     return "; ".join(told)
 
 
-def reasons(nodes: Iterable[NodeView], *, every: bool, wide: bool) -> list[Line]:
+def away(node: NodeView, now: float) -> tuple[str, ...]:
+    """Say for how long there was no sign of life of a node; nothing where there is one."""
+    if node.available:
+        return ()
+    since = f" for {lasted(now - node.since)}" if node.since else ""
+    return (f"no sign of life{since}; changed {age(node.reported, now) or 'never'}",)
+
+
+def reasons(nodes: Iterable[NodeView], now: float, *, every: bool, wide: bool) -> list[Line]:
     """Say what is wrong with nodes, the worst first.
 
     `every` one of them, or a few; `wide` names each instance, not a few of a reason.
@@ -63,16 +68,16 @@ def reasons(nodes: Iterable[NodeView], *, every: bool, wide: bool) -> list[Line]
     worst = exceptional(known)
     named = {node.name for node in worst}
     rest = (node for node in known if node.name not in named)  # such as those with drained cards
-    ill = [node for node in (*worst, *rest) if node.complaints or node.wrong]
+    ill = [node for node in (*worst, *rest) if node.state != "ok"]
     shown = ill if every else ill[:_TOLD]
-    lines = [line for node in shown for line in _reasons(node, wide=wide)]
+    lines = [line for node in shown for line in _reasons(node, now, wide=wide)]
     if len(shown) < len(ill):
         lines.append(cell(f"and {len(ill) - len(shown)} nodes more: --wide tells of all"))
     return lines
 
 
-def _reasons(node: NodeView, *, wide: bool) -> Iterator[Line]:
-    for complaint in node.complaints:
+def _reasons(node: NodeView, now: float, *, wide: bool) -> Iterator[Line]:
+    for complaint in (*node.complaints, *away(node, now)):
         yield ((f"{node.name}: ", ""), (complaint, STYLES[node.state]))
     alike: dict[tuple[str, str, str], list[Wrong]] = defaultdict(list)
     for one in node.wrong:

@@ -233,8 +233,9 @@ def _divisible(node: Node) -> tuple[Tally, ...]:
 def _rival(told: Live, agent: str) -> str:
     """Say who claims a name, and how that is told from the `agent` that has it."""
     if told.agent == agent and told.boot_id:
-        return text(f"boot {told.boot_id} of a host with the same agent id")
-    return text(f"agent {told.agent}" + f" (boot {told.boot_id})" * bool(told.boot_id))
+        host = f"host {told.host}" if told.host else "a host"
+        return text(f"boot {told.boot_id} of {host} with the same agent id")
+    return text(told.who())
 
 
 def _worst(node: Node, wrong: tuple[Wrong, ...]) -> NodeState:

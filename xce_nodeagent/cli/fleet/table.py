@@ -62,7 +62,7 @@ def table(view: FleetView, nodes: Sequence[NodeView], page: Page) -> list[Line]:
     above = _high(head, page)
     if page.every or page.lines is None or len(nodes) + above + 2 < page.lines:
         asked = page.wide or len(nodes) < len(view.nodes)
-        told = reasons(nodes, every=asked, wide=page.wide)
+        told = reasons(nodes, page.now, every=asked, wide=page.wide)
         return [*head, *_rows(nodes, page), *([(), *told] if told else [])]
     room = page.lines - above - 4
     found = groups(nodes)
