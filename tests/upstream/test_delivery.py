@@ -123,7 +123,9 @@ def test_a_failure_is_told_with_its_remedy_until_it_is_over(newest, clock):
     pause = one.step()
     told = one.status
     assert (told.failing, told.reason, told.remedy) == (1100.0, "no space", "make some")
+    assert told.wait == pause > 0
     clock.now += pause
+    assert one.status.wait == 0
     pause = one.step()
     assert (one.status.failing, one.status.reason, one.status.failures) == (1100.0, "still none", 2)
     assert one.status.lag == clock.now - 100.0
