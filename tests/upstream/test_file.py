@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 
 import msgspec
@@ -63,7 +64,7 @@ def test_a_fault_names_the_file_and_what_helps(tmp_path, place, told):
     with pytest.raises(Undelivered) as caught:
         FileSink(path).deliver(report())
     assert caught.value.reason == f"{path}: {told}"
-    assert "let the agent's user write in that folder" in caught.value.remedy
+    assert f"let the agent's user (uid {os.geteuid()}) write in that folder" in caught.value.remedy
     assert "ReadWritePaths= of xce-nodeagent.service" in caught.value.remedy
     assert not caught.value.hopeless
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 from xce_nodeagent.daemon import listening
@@ -75,8 +76,8 @@ class Exposure:
                     name="metrics.textfile",
                     state="warning",
                     text=f"{path} cannot be written: {self._textfile.fault}",
-                    remedy="let the agent's user write in that folder; under systemd name it in"
-                    " ReadWritePaths= of xce-nodeagent.service, too",
+                    remedy=f"let the agent's user (uid {os.geteuid()}) write in that folder; under"
+                    " systemd name it in ReadWritePaths= of xce-nodeagent.service, too",
                 )
                 if self._textfile.fault
                 else Check(name="metrics.textfile", state="ok", text=f"written to {path}")

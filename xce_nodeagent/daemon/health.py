@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -186,7 +187,8 @@ class Health:
                     name="health",
                     state="warning",
                     text=f"what is wrong with cards cannot be written: {self.unwritten}",
-                    remedy="let the agent's user write in its state folder, and make space there",
+                    remedy=f"let the agent's user (uid {os.geteuid()}) write in its state folder,"
+                    " and make space there",
                 )
             )
         return checks

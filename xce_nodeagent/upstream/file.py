@@ -7,6 +7,7 @@ fields more: `bindings`, and `report` (which report it is).
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,8 +43,8 @@ class FileSink:
         except OSError as error:
             raise Undelivered(
                 f"{self._path}: {error.strerror}",
-                remedy="let the agent's user write in that folder; under systemd name it in"
-                " ReadWritePaths= of xce-nodeagent.service, too",
+                remedy=f"let the agent's user (uid {os.geteuid()}) write in that folder; under"
+                " systemd name it in ReadWritePaths= of xce-nodeagent.service, too",
             ) from None
         return len(data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 import stat
 from collections import deque
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def read(path: Path) -> str:
     except OSError as error:
         raise Undelivered(
             f"{path}: {error.strerror}",
-            remedy="let it be a file that the agent's user may read",
+            remedy=f"let it be a file that this process' user (uid {os.geteuid()}) may read",
             hopeless=True,
         ) from None
     mode = stat.S_IMODE(found.st_mode)
