@@ -285,10 +285,13 @@ def reporting(bench: Bench, place: Place, product: Target, whole: Shape) -> None
 
 
 def events(bench: Bench, place: Place) -> None:
-    """Measure from an event to the inventory, through an agent in a network of its own."""
+    """Measure from an event to the inventory, and to a fleet, through agents in own networks."""
     if bench.wanted("event_to_inventory"):
         with bench.stage("from an event to the inventory"):
             bench.figures += linking.figures(place, PROFILE, bench.sizes.verifications)
+    if bench.wanted("event_to_fleet"):
+        with bench.stage("from an event to the reader of a fleet"):
+            bench.figures += linking.to_fleet(place, PROFILE, bench.sizes.verifications)
 
 
 def verify(bench: Bench, crowded: Agent, home: Path) -> None:
