@@ -23,6 +23,12 @@ from soak.story import Story
 
 PORTS = (21_700, 21_719)
 
+REPORTER = """[reporter]
+program = ["/bin/echo", '{"instance": [{"id": "scope0", "type": "scope"}]}']
+interval_seconds = 1
+"""
+"""What nobody asks for: but its runner is one more process that can die."""
+
 
 class Node:
     """The node. What is wrong for longer than `patience` seconds is a broken promise."""
@@ -51,6 +57,7 @@ class Node:
             f'[release]\nkill = "on-request"\nkill_grace_seconds = {self._kind.grace}\n'
             f'[ports]\nrange = "{PORTS[0]}-{PORTS[1]}"\n'
             f'[simulate]\ndevice_directory = "{self._devices}"\n'
+            f"{REPORTER if self._kind.reported else ''}"
         )
         asked = self.one("GetInventory")
         if asked.state != "answered":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 
-ROLES = ("agent", "supervisor", "binder", "prober", "listener", "witness")
+ROLES = ("agent", "supervisor", "binder", "prober", "listener", "witness", "runner")
 
 # One slot for each role, in words of 32 bits.
 POINT, HITS, THEN, NUMBER, FIRED, EPOCH, HELD = range(7)

@@ -102,6 +102,8 @@ TARGETS = (
     Target("prober", f"{_ROOT}.role:serve", "start"),
     Target("witness", f"{_ROOT}.witness:Witness.handle", "look"),
     Target("witness", f"{_ROOT}.role:serve", "start"),
+    Target("runner", f"{_ROOT}.runner:Runner.handle", "start"),
+    Target("runner", f"{_ROOT}.role:serve", "start"),
 )
 
 

@@ -80,6 +80,7 @@ def kind(made: Crew, chance: random.Random) -> Kind:
         backend, chance.choice(("systemd", "systemd", "hand")),
         chance.choice(("dgx-a100-mig", "dgx-h100")),
         backend == "cgroup2" and chance.random() < 0.2, chance.choice((0, 0, 1)),
+        chance.random() < 0.3,
     )  # fmt: skip
 
 

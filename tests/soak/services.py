@@ -23,7 +23,8 @@ class Kind:
 
     `backend` is cgroup2 or cgroup1; `shape` is systemd (the helpers outlive the agent) or hand
     (they come with it, and end with it); `per_job` is a kernel that refuses the shared program;
-    `grace` is in seconds, between SIGTERM and SIGKILL.
+    `grace` is in seconds, between SIGTERM and SIGKILL; `reported`: a program of the site's reports
+    an instance, which a runner starts every second.
     """
 
     backend: str
@@ -31,9 +32,11 @@ class Kind:
     profile: str = "dgx-a100-mig"
     per_job: bool = False
     grace: int = 0
+    reported: bool = False
 
     def __str__(self) -> str:
         more = ", a program per job" if self.per_job else ""
+        more += ", a reporter" if self.reported else ""
         return f"{self.backend}, shape {self.shape}, {self.profile}{more}, grace {self.grace} s"
 
 
