@@ -75,7 +75,8 @@ def test_a_card_that_is_cut_shows_what_its_slices_do() -> None:
     cards = next(one for one in added(node.instances) if one.type == "gpu")
     assert len(node.cards) == cards.total
     cut = {one.parent for one in next_node(at).inventory.instances if one.type == "mig"}
-    assert cards.reserved == len(cut) > 0, "the cut ones are not for jobs"
+    assert cards.divided == len(cut) > 0, "the cut ones are not for jobs"
+    assert (cards.reserved, cards.usable) == (0, cards.total - len(cut))
 
 
 def next_node(at: int) -> Node:

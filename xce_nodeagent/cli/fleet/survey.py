@@ -176,8 +176,10 @@ def _state(why: State, *, cut: bool, held: bool, here: bool) -> str:
         return "unhealthy"
     if why.drained:
         return "drained"
-    if why.reserved or cut:
+    if why.reserved:
         return "reserved"
+    if cut:
+        return "divided"
     if held:
         return "held"
     return "free" if here else "away"
@@ -190,7 +192,7 @@ def _kept(state: str) -> Literal["unhealthy", "drained"] | None:
 def _card(one: _One, states: list[_One]) -> str:
     """Give the letter of a card; one that is cut or shared shows what its parts do."""
     if one.state in ("unhealthy", "drained") or not one.parts:
-        return one.state[0]
+        return "r" if one.state == "divided" else one.state[0]  # d is for what is drained
     parts = [states[at].state for at in one.parts]
     if all(part == parts[0] for part in parts):
         return parts[0][0]

@@ -121,6 +121,7 @@ def _summary(told: Summary) -> list[Line]:
             (one.unhealthy, "unhealthy", "red"),
             (one.drained, "drained", "yellow"),
             (one.reserved, "reserved", "cyan"),
+            (one.divided, "divided", "cyan"),
             (one.away, "out of reach", "magenta"),
         ):
             if count:

@@ -24,7 +24,7 @@ WORST: tuple[NodeState, ...] = (
 )  # fmt: skip
 """Of several states a node shows the first."""
 
-STATES = ("free", "held", "unhealthy", "drained", "reserved", "away")
+STATES = ("free", "held", "unhealthy", "drained", "reserved", "divided", "away")
 """Of an instance. `away`: free, on a node that is not available."""
 
 FIRST = ("gpu", "mig", "mps", "accelerator", "nic")
@@ -34,7 +34,8 @@ FIRST = ("gpu", "mig", "mps", "accelerator", "nic")
 class Tally(Struct, frozen=True, kw_only=True, gc=False):
     """How many instances of a type and model are in which state.
 
-    `reserved`: no job gets it: the host's own, or a card that is cut into slices.
+    `reserved`: no job gets it, it is the host's own. `divided`: a card that is cut into slices, and
+    jobs get those.
     """
 
     type: str
@@ -45,12 +46,13 @@ class Tally(Struct, frozen=True, kw_only=True, gc=False):
     unhealthy: int = 0
     drained: int = 0
     reserved: int = 0
+    divided: int = 0
     away: int = 0
 
     @property
     def usable(self) -> int:
         """Those that are there for jobs, whatever they do now."""
-        return self.total - self.reserved
+        return self.total - self.reserved - self.divided
 
 
 class Wrong(Struct, frozen=True, kw_only=True):
