@@ -78,6 +78,24 @@ def test_a_narrow_terminal_loses_what_matters_least_first(small: FleetView) -> N
     assert head(40) == ["NODE", "STATE", "GPU"] or head(40)[:2] == ["NODE", "STATE"]
 
 
+def test_a_column_with_something_wrong_stays_longer_than_what_is_well(small: FleetView) -> None:
+    def head(nics: int, columns: int) -> list[str]:
+        """Give the header where so many NICs of the first node are unhealthy."""
+        first, *rest = small.nodes
+        tallies = [
+            structs.replace(one, free=one.free - nics, unhealthy=nics) if one.type == "nic" else one
+            for one in first.instances
+        ]
+        view = structs.replace(
+            small, nodes=(structs.replace(first, instances=tuple(tallies)), *rest)
+        )
+        return next(line for line in plain(view, page(columns, 99)) if "NODE " in line).split()
+
+    narrow = next(columns for columns in range(120, 20, -1) if "NIC" not in head(0, columns))
+    assert "NIC" in head(1, narrow)
+    assert "CHANGED" not in head(1, narrow)
+
+
 def test_a_view_that_is_out_of_date_says_so_first(small: FleetView) -> None:
     late = structs.replace(small, outdated="http://a:2379: connection refused")
     assert plain(late, page())[0] == "OUT OF DATE: http://a:2379: connection refused"

@@ -79,7 +79,7 @@ class _Source(Struct, frozen=True):
     "xce-nodeagent export dra | kubectl apply -f -",
     "xce-nodeagent export cdi --output /etc/cdi",
     "xce-nodeagent export nccl-topo --output topo.xml   # for NCCL_TOPO_FILE",
-    "xce-nodeagent export prometheus --output /var/lib/node_exporter/xce.prom",
+    "xce-nodeagent export prometheus --output /var/lib/node_exporter/xce-inventory.prom",
     "MACHINE_RESOURCE_INVENTORY_GPUs = xce-nodeagent export classad",
 )
 def export(

@@ -160,12 +160,20 @@ def _exceptions(nodes: Sequence[NodeView], page: Page) -> list[Line]:
 
 
 def _by_type(rows: Sequence[Sequence[Tally]]) -> list[Column]:
-    """Make a column for each type, `free/all for jobs`; the first stays, the last go first."""
+    """Make a column for each type, `free/all for jobs`.
+
+    The first stays, the last go first; one with something unhealthy goes after all that is well.
+    """
     summed = [{one.type: one for one in added(tallies)} for tallies in rows]
     kinds = added(tally for tallies in rows for tally in tallies)
     shown = [one.type for one in kinds if one.usable and one.type not in _HIDDEN]
+    ill = {one.type for one in kinds if one.unhealthy}
     return [
-        Column(kind.upper(), [_free(row.get(kind)) for row in summed], 10 + at if at else 0)
+        Column(
+            kind.upper(),
+            [_free(row.get(kind)) for row in summed],
+            0 if at == 0 else 2 if kind in ill else 10 + at,
+        )
         for at, kind in enumerate(shown)
     ]
 
