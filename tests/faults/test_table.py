@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from faults import named
+
 TEXT = Path(__file__).with_name("README.md").read_text("utf-8")
 
 
-def functions_of(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text("utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-
-
 def test_every_test_that_the_table_names_exists():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", TEXT)
-    assert len(named) > 40
-    missing = [
-        f"{path}::{name}"
-        for path, name in named
-        if not (ROOT / path).exists() or name not in functions_of(ROOT / path)
-    ]
-    assert missing == []
+    names = re.findall(r"`(tests/[\w/]+\.py::test_\w+)`", TEXT)
+    assert len(names) > 40
+    assert named.missing(names) == []
 
 
 def test_every_fault_has_its_test_or_its_reason():
@@ -38,7 +28,7 @@ def test_every_fault_has_its_test_or_its_reason():
 
 def test_every_named_fault_is_in_the_table():
     for path in Path(__file__).parent.glob("test_what_went_wrong_*.py"):
-        for name in functions_of(path):
+        for name in named.functions_of(path):
             assert not name.startswith("test_") or f"{path.name}::{name}`" in TEXT or name in OTHERS
 
 
