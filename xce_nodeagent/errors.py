@@ -44,11 +44,15 @@ EXIT_STATUS = {
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Error numbers of want: they say nothing of what was asked for, only that there was no room."""
 
+_NO_THREAD = "can't start new thread"  # all that CPython says of clone(2): no number
+
 
 def exhausted(error: BaseException | None) -> bool:
     """Say whether an error is want of descriptors or memory, which is no answer to any question."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, OSError) and error.errno in EXHAUSTED
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno in EXHAUSTED)
+        or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
     )
 
 
