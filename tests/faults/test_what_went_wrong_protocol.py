@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -110,20 +116,81 @@ def test_a_release_needs_the_driver_that_is_gone(driver, gpu, in_job, eventually
     assert bindings(agent) == {}
 
 
-def test_a_failing_prolog_is_tried_again_at_once_and_for_ever(agent, refused):
+HOOK = str(Path(__file__).parents[2] / "hooks" / "prepare")
+
+
+@contextlib.contextmanager
+def between(agent):
+    """Stand between whoever asks and the agent: give our socket's path, and what was asked.
+
+    Whoever asks for the job `mute` gets no answer: the connection ends.
+    """
+    path = agent.folder / "between.sock"
+    asked: list[dict] = []
+
+    def serve(listener):
+        while True:
+            with contextlib.suppress(ConnectionError):
+                peer, _ = listener.accept()
+                with peer, socket.socket(socket.AF_UNIX) as there:
+                    message = b""
+                    while not message.endswith(b"\0") and (data := peer.recv(1 << 16)):
+                        message += data
+                    if not message:
+                        return
+                    asked.append(json.loads(message[:-1]))
+                    if asked[-1]["parameters"]["job"] == "mute":
+                        continue
+                    there.connect(str(agent.socket))
+                    there.sendall(message)
+                    while data := there.recv(1 << 16):
+                        peer.sendall(data)
+                        if data.endswith(b"\0"):
+                            break
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        try:
+            yield str(path), asked
+        finally:
+            with socket.socket(socket.AF_UNIX) as last:  # who says nothing ends it
+                last.connect(str(path))
+            server.join()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [[HOOK], [sys.executable, "-m", "xce_nodeagent", "prepare"]],
+    ids=["the hook", "the command"],
+)
+def test_a_failing_prolog_is_tried_again_at_once_and_for_ever(agent, program):
     """ROCm/spur#243, #538: four times a second, until the job had no requeue left.
 
-    Whose fault it is decides: what another node can do is class `node`, what none can is `job`,
-    and only what will pass by itself is to be tried here again.
+    How often a prolog is run is the scheduler's. Ours asks once, whatever is wrong, leaves nothing
+    of what failed, and its exit status says whose turn it is: another node's (69), nobody's (65),
+    this one's, and later (75), or whoever wrote the call (64).
     """
     card = agent.instances("gpu")[0]["id"]
     agent.call("Drain", id=card, reason="x")
-    for ask, expected in (
-        ({"instances": [card]}, "node"),
-        ({"request": "rusage[gpu=9]"}, "job"),
-        ({"request": "rusage[gpu=8]"}, "transient"),
-        ({"request": "rusage[gpu="}, "caller"),
-    ):
-        with pytest.raises(refused) as caught:
-            agent.call("Prepare", job="1", **ask)
-        assert caught.value.error_class == expected
+    before = sorted(agent.home.iterdir())
+    with between(agent) as (path, asked):
+        for arguments, status in (
+            (["--job", "1", "--instance", card], 69),
+            (["--job", "1", "--request", "rusage[gpu=9]"], 65),
+            (["--job", "1", "--request", "rusage[gpu=8]"], 75),
+            (["--job", "1", "--request", "rusage[gpu="], 64),
+            (["--job", "mute", "--request", "rusage[gpu=1]"], 75),
+        ):
+            asked.clear()
+            done = subprocess.run(
+                [*program, "--socket", path, *arguments],
+                env=agent.env, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert (done.returncode, done.stdout) == (status, ""), done.stderr
+            methods = [one["method"] for one in asked]
+            assert methods == ["io.xce.NodeAgent.Prepare"], arguments
+            assert bindings(agent) == {}
+            assert sorted(agent.home.iterdir()) == before
