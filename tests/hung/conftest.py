@@ -52,6 +52,13 @@ class Cards:
         new.chmod(0o644)
         new.rename(self._data)  # a prober may be reading
 
+    def fifo(self, name: str) -> Path:
+        """Make one beside the library, which anybody may read."""
+        made = self._data.with_name(name)
+        os.mkfifo(made)
+        made.chmod(0o666)
+        return made
+
     def anew(self) -> None:
         self.agent.process.send_signal(1)  # SIGHUP
 
@@ -148,3 +155,51 @@ def cpu() -> Callable[[int], float]:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     return used
+
+
+class Memory:
+    """A cgroup of a test's own, with a limit of memory; whose it is are helpers of its agent."""
+
+    def __init__(self, parent: Path, *, unified: bool) -> None:
+        self._unified = unified
+        self._group = parent / f"xce-test-memory-{os.getpid()}-{time.monotonic_ns()}"
+        self._group.mkdir()
+
+    def limit(self, size: int) -> None:
+        """Give what is in it no more than so many bytes."""
+        name = "memory.max" if self._unified else "memory.limit_in_bytes"
+        (self._group / name).write_text(str(size), "ascii")
+
+    def take(self, pid: int) -> None:
+        """Move a process in; what it has already counts where it was."""
+        (self._group / "cgroup.procs").write_text(str(pid), "ascii")
+
+    def kills(self) -> int:
+        """Say how many processes the kernel has killed in it for want of memory."""
+        name = "memory.events" if self._unified else "memory.oom_control"
+        lines = (self._group / name).read_text("ascii").splitlines()
+        return int(dict(line.split() for line in lines)["oom_kill"])
+
+    def close(self) -> None:
+        self._group.rmdir()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """A cgroup whose memory is limited. Name it before the agent, whose helpers will be in it."""
+    parent, unified = _memory_controller()
+    made = Memory(parent, unified=unified)
+    yield made
+    made.close()
+
+
+def _memory_controller() -> tuple[Path, bool]:
+    """Give where a cgroup with a limit of memory can be made; v2 first, else v1."""
+    for line in Path("/proc/self/mounts").read_text("utf-8").splitlines():
+        _, where, kind, options, *_ = line.split()
+        control = Path(where, "cgroup.subtree_control")
+        if kind == "cgroup2" and "memory" in control.read_text("ascii").split():
+            return Path(where), True
+        if kind == "cgroup" and "memory" in options.split(","):
+            return Path(where), False
+    pytest.skip("no hierarchy here has the memory controller for cgroups below its root")
