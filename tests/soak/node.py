@@ -189,7 +189,12 @@ class Node:
 
         def unsettled() -> list[str]:
             listed.clear()
-            listed.update(self.listed())
+            listening = self.prison.listening()
+            listed.update(
+                (key, view)
+                for key, view in self.listed().items()
+                if not self.model.is_doubtful(key, view, listening)
+            )
             return [
                 f"{key} is {view.state} for ever"
                 for key, view in listed.items()

@@ -20,12 +20,13 @@ from soak.story import Story
 
 
 class Prisoner(NamedTuple):
-    """A process of a job, and its slot in the page."""
+    """A process of a job, its slot in the page, and the port that it listens on, or 0."""
 
     process: Process
     number: int
     cgroup: str
     inode: int
+    port: int = 0
 
 
 class Prison:
@@ -57,6 +58,10 @@ class Prison:
         """Say whether a job's process has left its cgroup."""
         return key in self._outside
 
+    def listening(self) -> frozenset[int]:
+        """Give the ports on which processes listen that have left their job's cgroup."""
+        return frozenset(one.port for one in self._outside.values() if one.port)
+
     def sockets(self) -> frozenset[int]:
         """Give the cgroups of which a process is outside now, with its sockets."""
         return frozenset(prisoner.inode for prisoner in self._outside.values())
@@ -80,7 +85,7 @@ class Prison:
             paths=self._paths, log=str(self._crew.log), stubborn=stubborn, inside=join is None,
             ports=[port] if port else [],
         )  # fmt: skip
-        prisoner = Prisoner(process, number, held.cgroup, os.stat(held.cgroup).st_ino)
+        prisoner = Prisoner(process, number, held.cgroup, os.stat(held.cgroup).st_ino, port)
         if join is None:
             self._inside[key] = prisoner
         # On v1 it walks into the cgroup by itself, and must be in it before anything else happens.

@@ -119,6 +119,7 @@ class Model:
     facts: dict[Key, set[Fact]] = field(default_factory=dict)
     dead: set[Key] = field(default_factory=set)
     drained: dict[str, set[bool]] = field(default_factory=dict)
+    ledger_was_lost: bool = False
 
     def of(self, key: Key) -> set[Fact]:
         return self.facts.get(key, {None})
@@ -218,6 +219,20 @@ class Model:
         """Nothing is bound after a reboot. What was drained is drained."""
         self.facts.clear()
 
+    def is_doubtful(self, key: Key, view: View, listening: frozenset[int]) -> bool:
+        """Say whether a binding that has ended may be there again, in quarantine.
+
+        That it was clean may be what a damaged ledger lost. Then it is, as soon as that is looked
+        at: unless somebody listens on a port that was its own, who is another job's, which the
+        ledger has lost as well and no cgroup bears.
+        """
+        return (
+            self.ledger_was_lost
+            and view.state == "quarantined"
+            and self.of(key) == {None}
+            and not view.ports.isdisjoint(listening)
+        )
+
     def forgot(self) -> None:
         """The ledger is lost: what no cgroup bears may be forgotten, and nothing else.
 
@@ -225,6 +240,7 @@ class Model:
         not granted all the same while somebody listens there.
         """
         self.dead.clear()
+        self.ledger_was_lost = True
         for key, facts in self.facts.items():
             if any(fact and fact.gone for fact in facts):
                 self.facts[key] = {f._replace(part=f.gone) if f else None for f in facts} | {None}

@@ -93,6 +93,26 @@ def test_an_attempt_whose_release_was_acknowledged_must_not_come_back():
     assert "released attempt" in found
 
 
+@pytest.mark.parametrize(
+    ("lost", "state", "listening", "doubtful"),
+    [
+        (True, "quarantined", {21_700}, True),
+        (False, "quarantined", {21_700}, False),
+        (True, "bound", {21_700}, False),
+        (True, "quarantined", {21_701}, False),
+        (True, "quarantined", set(), False),
+    ],
+)
+def test_only_a_lost_ledger_brings_back_what_ended_while_somebody_listens_on_its_port(
+    lost, state, listening, doubtful
+):
+    view = VIEW._replace(state=state, ports=frozenset({21_700}))
+    model = Model(ledger_was_lost=lost)
+    assert model.is_doubtful(JOB, view, frozenset(listening)) is doubtful
+    held = Model(facts={JOB: {HELD}}, ledger_was_lost=True)
+    assert not held.is_doubtful(JOB, view, frozenset({21_700}))
+
+
 def test_without_an_answer_both_are_right_and_nothing_between_them():
     wanted = Held(frozenset({"gpu", "nic"}), frozenset(), 0, "/home/job-1")
     for listed, faults in (
