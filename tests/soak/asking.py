@@ -31,6 +31,11 @@ class Wish(NamedTuple):
         """Whether it is the release of a whole binding."""
         return self.method == "Release" and "instances" not in self.parameters
 
+    def is_owed(self, call: Call) -> bool:
+        """Say whether instances are let go by an answer after which they may be open still."""
+        part = self.method == "Release" and not self.whole
+        return part and call.state == "answered" and not call.answer["clean"]
+
     def may(self) -> frozenset[str]:
         """Give what the job may hold until the answer is there."""
         facts = self.before | self.after
@@ -123,6 +128,8 @@ class Asking:
             node.services.struck_late()
             if node.services.late == before:
                 node.story.fail("a connection was cut, and nobody had struck")
+            node.check()
+        elif settle and any(wish.is_owed(call) for wish, call in pairs):
             node.check()
         for wish, call in pairs:
             if wish.whole and call.state == "answered":

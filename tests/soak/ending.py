@@ -110,6 +110,8 @@ class Ending:
         prison.condemn(key)
         wish = self._asking.release(key, kill="term-then-kill")
         call = self._asking.ask([wish], blow)[0]
+        if call.state != "answered" and len(self._model.of(key)) > 1:
+            self._node.check()  # it may be bound still, and then may open what it holds
         facts: set[Fact] = self._model.of(key)
         if call.state != "answered" and self._model.holds(key):
             prison.pardon(key)

@@ -22,9 +22,10 @@ NOW, CALLS, LINES = range(3)
 PRISONERS = 64
 DEVICES = 256
 _MASK_WORDS = DEVICES // 32
-# A prisoner's slot: what it may open, what it could open at the last look, and its counts.
+# A prisoner's slot: what it may open, what it could open at the last look, and its counts. `LET`
+# counts the changes of what it may open, twice each; it is odd in the middle of one.
 MAY, COULD = 0, _MASK_WORDS
-WANTED, LOOKED, SWEEPS, BREACHES, BREACH = range(2 * _MASK_WORDS, 2 * _MASK_WORDS + 5)
+WANTED, LOOKED, SWEEPS, BREACHES, BREACH, LET = range(2 * _MASK_WORDS, 2 * _MASK_WORDS + 6)
 _PRISONER = 32
 
 _PRISONERS_AT = len(ROLES) * _SLOT
@@ -78,9 +79,29 @@ class Page:
             self.words[word] = 0
 
     def let(self, number: int, mask: int) -> None:
-        at = prisoner(number)
-        for word in range(_MASK_WORDS):
-            self.words[at + MAY + word] = mask >> 32 * word & 0xFFFFFFFF
+        """Say what a prisoner may open from now on.
+
+        Give before the kernel may open, and take only after an answer said that it has closed: one
+        open that this forbids is a breach.
+        """
+        at, words = prisoner(number), self.words
+        new = [mask >> 32 * word & 0xFFFFFFFF for word in range(_MASK_WORDS)]
+        if words[at + MAY : at + MAY + _MASK_WORDS].tolist() == new:
+            return  # nothing changes, and no open need go by unjudged
+        words[at + LET] += 1
+        for word, bits in enumerate(new):
+            words[at + MAY + word] = bits
+        words[at + LET] += 1
+
+    def is_breach(self, number: int, place: int, let: int) -> bool:
+        """Say whether an open that succeeded was forbidden; `let` is the count from before it.
+
+        What was open while this was being changed is nobody's fault; the next sweep judges again.
+        """
+        at, words = prisoner(number), self.words
+        forbidden = not words[at + MAY + (place >> 5)] & 1 << (place & 31)
+        # Read last: with the count unchanged, so were the bits, from before the open until now.
+        return forbidden and let % 2 == 0 and words[at + LET] == let
 
     def could(self, number: int) -> int:
         at = prisoner(number) + COULD

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
+
+from xce_nodeagent.privileged import attachment, bpfcall
 
 
 def _swap(module: str, way: str, other: Any) -> Any:
@@ -134,6 +137,39 @@ def a_lost_ledger_is_an_empty_one() -> None:
     _swap("xce_nodeagent.binding.rebuild", "_compare", lambda *_: "")
 
 
+def _without_a_fence(cgroup: Any, seconds: float) -> None:
+    """Detach what fences a job, wait, and put it back."""
+    with attachment.ours(cgroup.fd, attachment.FENCES) as found:
+        for program in found:
+            bpfcall.detach(cgroup.fd, program.fd)
+        time.sleep(seconds)
+        for program in found:
+            bpfcall.attach(cgroup.fd, program.fd)
+
+
+def a_restart_opens_for_a_moment() -> None:
+    """A binder that takes over has every job open for 2 ms."""
+
+    def take(binder: Any, request: Any) -> Any:
+        taken = plain(binder, request)
+        for cgroup in binder._open_bound("cgroup2"):
+            _without_a_fence(cgroup, 0.002)
+        return taken
+
+    plain = _swap("xce_nodeagent.privileged.binder", "Binder._take", take)
+
+
+def a_repair_detaches_first() -> None:
+    """What is bound already is opened, to be fenced anew."""
+
+    def bind(fence: Any, cgroup: Any, grants: Any, *, made: bool) -> None:
+        if not made:
+            _without_a_fence(cgroup, 0.0)
+        plain(fence, cgroup, grants, made=made)
+
+    plain = _swap("xce_nodeagent.privileged.fence2", "SharedFence.bind", bind)
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     plant.__name__: plant
     for plant in (
@@ -141,6 +177,6 @@ PLANTED: dict[str, Callable[[], None]] = {
         a_binder_lets_its_predecessor_live, overlapping_instances_are_free, marks_are_left_out,
         a_quarantine_is_looked_at_once, a_listener_is_not_looked_for, a_kill_hits_whoever_is_there,
         a_kill_is_forgotten, who_joins_stays_where_he_is, reconcile_releases_nobody,
-        a_lost_ledger_is_an_empty_one,
+        a_lost_ledger_is_an_empty_one, a_restart_opens_for_a_moment, a_repair_detaches_first,
     )
 }  # fmt: skip

@@ -18,6 +18,9 @@ from soak.crew import PATIENCE, Crew, Process
 from soak.promises import Hardware, Held, Key
 from soak.story import Story
 
+RESTLESS = 3
+"""Of so many slots, one is of a process that tries to open devices without a pause."""
+
 
 class Prisoner(NamedTuple):
     """A process of a job, its slot in the page, and the port that it listens on, or 0."""
@@ -37,6 +40,7 @@ class Prison:
         self._hardware = hardware
         self._paths = sorted(hardware.nodes)
         self._place = {path: number for number, path in enumerate(self._paths)}
+        # Taken from the end. One that is alone makes pauses: who waits for its look gives time.
         self._slots = list(range(page.PRISONERS))
         self._inside: dict[Key, Prisoner] = {}
         self._outside: dict[Key, Prisoner] = {}
@@ -83,7 +87,7 @@ class Prison:
         process = self._crew.start(
             "prisoner", number=number, cgroup=held.cgroup, backend=self._hardware.backend,
             paths=self._paths, log=str(self._crew.log), stubborn=stubborn, inside=join is None,
-            ports=[port] if port else [],
+            ports=[port] if port else [], restless=number % RESTLESS == 1,
         )  # fmt: skip
         prisoner = Prisoner(process, number, held.cgroup, os.stat(held.cgroup).st_ino, port)
         if join is None:

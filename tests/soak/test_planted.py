@@ -29,9 +29,12 @@ STEPS = {
     "who_joins_stays_where_he_is": ("prepare", "join"),
     "reconcile_releases_nobody": ("prepare", "reconcile"),
     "a_lost_ledger_is_an_empty_one": ("prepare", "lose"),
+    "a_restart_opens_for_a_moment": ("prepare", "restart"),
+    "a_repair_detaches_first": ("prepare", "grow", "shrink"),
 }
 
-OPEN = ("was not given", "without a grant")
+ONCE = ("was not given",)
+OPEN = (*ONCE, "without a grant")
 SAID = {
     "commits_are_not_written": ("should be", "nobody asked for it", "released attempt"),
     "committed_is_not_carried_out": ("is gone", "committed for ever"),
@@ -46,6 +49,8 @@ SAID = {
     "who_joins_stays_where_he_is": ("joined, and is not in",),
     "reconcile_releases_nobody": ("should be None", "nobody asked for it"),
     "a_lost_ledger_is_an_empty_one": ("should be Held",),
+    "a_restart_opens_for_a_moment": ONCE,
+    "a_repair_detaches_first": ONCE,
 }
 """What is said of it: which comes first is chance."""
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from soak import points, promises, run
+from soak import page, points, promises, run
 from soak.page import Page
 from soak.promises import Cgroup, Hardware, Held, Model, Snapshot, View
 
@@ -44,11 +44,11 @@ SEEN = Snapshot(
 
 
 def test_a_point_that_is_not_there_any_more_is_told_at_once(monkeypatch):
-    page, _ = Page.make()
+    shared, _ = Page.make()
     gone = points.Point(999, "agent", "before", "xce_nodeagent.binding.ledger:Ledger.gone", "")
     monkeypatch.setattr(points, "POINTS", (gone,))
     with pytest.raises(LookupError, match=r"Ledger\.gone"):
-        points.install(points.Hit(page))
+        points.install(points.Hit(shared))
 
 
 def test_the_product_has_nothing_of_the_points():
@@ -122,6 +122,60 @@ def test_without_an_answer_both_are_right_and_nothing_between_them():
         ({OTHER: VIEW}, 1),
     ):
         assert len(Model(facts={JOB: {None, wanted}}).settle(listed)) == faults, listed
+
+
+def test_an_open_is_judged_by_what_was_so_all_the_while():
+    shared, _ = Page.make()
+    number, place = 5, 40
+
+    def count() -> int:
+        return shared.count(number, page.LET)
+
+    shared.let(number, 1 << 3)
+    before = count()
+    assert shared.is_breach(number, place, before)
+    assert not shared.is_breach(number, 3, before)
+    shared.let(number, 1 << 3)  # said again, it changes nothing, and hides nothing
+    assert shared.is_breach(number, place, before)
+    shared.let(number, 1 << place)  # given between the open and the look
+    assert not shared.is_breach(number, place, before)
+    before = count()
+    shared.let(number, 0)  # taken
+    assert not shared.is_breach(number, place, before)
+    assert shared.is_breach(number, place, count())
+
+
+def test_an_open_in_the_middle_of_a_change_is_not_judged():
+    """One goes on being open, one is taken; whichever word is written last before the look."""
+    shared, _ = Page.make()
+    number, taken, kept = 5, 3, 250
+    old, new = 1 << taken | 1 << kept, 1 << 40 | 1 << kept
+    seen = []
+
+    class Words:
+        """The words of the page; before each that is written, and after it, it is looked."""
+
+        def __getitem__(self, at):
+            return words[at]
+
+        def __setitem__(self, at, value):
+            look()
+            words[at] = value
+            look()
+
+    def look():
+        now = shared.count(number, page.LET)
+        seen.append(shared.is_breach(number, taken, before))
+        seen.extend(shared.is_breach(number, kept, let) for let in (before, now))
+
+    words = shared.words
+    shared.let(number, old)
+    before = shared.count(number, page.LET)
+    shared.words = Words()
+    shared.let(number, new)
+    assert len(seen) > 20
+    assert not any(seen)
+    assert shared.is_breach(number, taken, shared.count(number, page.LET))
 
 
 @pytest.mark.needs("root", "cgroup2", "bpf")

@@ -259,7 +259,8 @@ def _supervisor(order: dict[str, Any], hit: points.Hit) -> int:
 def _prisoner(order: dict[str, Any], shared: Page) -> int:
     """Try to open every device, again and again; note each one that should have been closed.
 
-    With `stubborn` it does not end by SIGTERM; on `ports` it listens.
+    With `stubborn` it does not end by SIGTERM; on `ports` it listens; if it is `restless` it makes
+    no pause, and sees what is open for less than a millisecond.
     """
     if order["stubborn"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -267,8 +268,8 @@ def _prisoner(order: dict[str, Any], shared: Page) -> int:
         Path(order["cgroup"], "cgroup.procs").write_text("0", "ascii")
     listening = [socket.create_server(("127.0.0.1", port)) for port in order["ports"]]
     assert len(listening) == len(order["ports"])  # they are open as long as this runs
-    paths = order["paths"]
-    at = page.prisoner(order["number"])
+    paths, slot = order["paths"], order["number"]
+    at = page.prisoner(slot)
     words = shared.words
     flags = (os.O_RDWR | os.O_NONBLOCK, os.O_RDONLY | os.O_NONBLOCK)
 
@@ -281,18 +282,19 @@ def _prisoner(order: dict[str, Any], shared: Page) -> int:
             return error.errno == 6  # ENXIO: past the fence there is no driver
         return True
 
+    if order["restless"]:
+        os.nice(5)  # it may have what nobody else wants: the others are what is looked at
     sweep = 0
     while True:
         asked = words[at + page.WANTED]
         found = [0] * 8
         how = flags[0] if asked != words[at + page.LOOKED] else flags[sweep & 1]
         for number, path in enumerate(paths):
+            let = words[at + page.LET]
             if not let_by(path, how):
                 continue
-            word, bit = number >> 5, 1 << (number & 31)
-            found[word] |= bit
-            # It may have been taken away between the open and this look; then a second one fails.
-            if not words[at + page.MAY + word] & bit and let_by(path, how):
+            found[number >> 5] |= 1 << (number & 31)
+            if shared.is_breach(slot, number, let):
                 words[at + page.BREACH] = number
                 words[at + page.BREACHES] += 1
         words[at + page.COULD : at + page.COULD + 8] = memoryview(struct.pack("=8I", *found)).cast(
@@ -301,7 +303,7 @@ def _prisoner(order: dict[str, Any], shared: Page) -> int:
         words[at + page.LOOKED] = asked
         words[at + page.SWEEPS] += 1
         sweep += 1
-        if words[at + page.WANTED] == asked:
+        if words[at + page.WANTED] == asked and not order["restless"]:
             time.sleep(_SWEEP_SECONDS)
 
 
