@@ -40,7 +40,6 @@ class Prison:
         self._hardware = hardware
         self._paths = sorted(hardware.nodes)
         self._place = {path: number for number, path in enumerate(self._paths)}
-        # Taken from the end. One that is alone makes pauses: who waits for its look gives time.
         self._slots = list(range(page.PRISONERS))
         self._inside: dict[Key, Prisoner] = {}
         self._outside: dict[Key, Prisoner] = {}
@@ -87,7 +86,7 @@ class Prison:
         process = self._crew.start(
             "prisoner", number=number, cgroup=held.cgroup, backend=self._hardware.backend,
             paths=self._paths, log=str(self._crew.log), stubborn=stubborn, inside=join is None,
-            ports=[port] if port else [], restless=number % RESTLESS == 1,
+            ports=[port] if port else [], restless=number % RESTLESS == 0,
         )  # fmt: skip
         prisoner = Prisoner(process, number, held.cgroup, os.stat(held.cgroup).st_ino, port)
         if join is None:

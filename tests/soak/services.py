@@ -16,6 +16,9 @@ from soak.crew import PATIENCE, Crew, Process
 from soak.story import Story
 from soak.zygote import AGENT_UID
 
+FAREWELL = 2.0
+"""Seconds that a process may take for what it had in mind when it was stopped, and to end."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -278,6 +281,12 @@ class Services:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(blow.fell_on, signal.SIGCONT)
 
+    def outlive(self, blow: Blow) -> None:
+        """Wait for the end of who was struck and goes on: nobody listens to it any more."""
+        until = time.monotonic() + FAREWELL
+        while _state(blow.fell_on) not in "ZX" and time.monotonic() < until:
+            time.sleep(0.001)
+
     def settle(self, blow: Blow | None = None) -> None:
         """Let go on what is stopped, start again what has died."""
         if blow is not None and blow.stopped:
@@ -318,8 +327,13 @@ class Services:
 
 
 def _is_stopped(pid: int) -> bool:
+    return _state(pid) in "TZX"
+
+
+def _state(pid: int) -> str:
+    """Give the state of a process as proc(5) has it: X, too, for one that is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
-        return True  # it has ended meanwhile
-    return text.rpartition(")")[2].split()[0] in "TZX"
+        return "X"
+    return text.rpartition(")")[2].split()[0]

@@ -19,7 +19,7 @@ STEPS = {
     "commits_are_not_written": ("prepare", "release", "restart", "late"),
     "committed_is_not_carried_out": ("prepare", "restart"),
     "grants_outlive_the_release": ("prepare", "release", "check"),
-    "a_binder_lets_its_predecessor_live": ("stale", "release", "release"),
+    "a_binder_lets_its_predecessor_live": ("stale", "release", "release", "die"),
     "overlapping_instances_are_free": ("prepare",),
     "marks_are_left_out": ("prepare", "check"),
     "a_quarantine_is_looked_at_once": ("prepare", "keep", "die"),

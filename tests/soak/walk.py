@@ -283,7 +283,8 @@ class Walk:
                 self._asking.ask([again], None, settle=False)
             if blow.fell_on > 0:
                 node.services.go_on(blow)
-                node.prison.look()  # time for the old one to do what it had in mind
+                node.services.outlive(blow)  # it does what it had in mind
+                node.prison.look()
         finally:
             for pid in supervisors:
                 os.kill(pid, signal.SIGCONT)
