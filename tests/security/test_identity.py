@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from pathlib import Path
 
 import pytest
+from agent.running import Running, serving
 
 from xce_nodeagent.privileged.capability import Capability
 
@@ -16,7 +19,7 @@ pytestmark = [
 ]
 
 # The simulated machine has nodes, so the binder may make them: MKNOD. The supervisor keeps what
-# its helpers need, because a child has no more than its parent.
+# its helpers need, because a child has no more than its parent. The runner is its account's.
 EXPECTED = """\
 process     uid    gid    no_new_privs seccomp inheritable ambient permitted = effective
 agent       61499  61499  1            2       -           -       -
@@ -25,12 +28,27 @@ binder      0      0      1            2       -           -       DAC_OVERRIDE,
 prober      61498  61498  1            2       -           -       -
 witness     61497  61497  1            2       -           -       DAC_READ_SEARCH,SYS_PTRACE,CHECKPOINT_RESTORE
 listener    61498  61498  1            2       -           -       -
+runner      {uid:<6} {gid:<6} 1            2       -           -       -
 """  # noqa: E501  # a table
-ROLES = ("binder", "prober", "witness", "listener")
+ROLES = ("binder", "prober", "witness", "listener", "runner")
+PERSON = "daemon"  # an account that every host has, and no one of ours
 SUPERVISOR = (
     "DAC_OVERRIDE,DAC_READ_SEARCH,KILL,SETGID,SETUID,SETPCAP,NET_ADMIN,SYS_PTRACE,SYS_ADMIN,MKNOD"
     ",CHECKPOINT_RESTORE"
 )
+
+
+@pytest.fixture
+def agent(mount):
+    """An agent with every process that there may be: a site's program is configured as well."""
+
+    class Reported(Running):
+        def start(self, profile="dgx-h100"):
+            self.extra = f'[reporter]\nprogram = ["/bin/echo", "{{}}"]\nuser = "{PERSON}"\n'
+            super().start(profile)
+
+    with serving(mount, Reported) as running:
+        yield running
 
 
 def status(pid):
@@ -98,7 +116,8 @@ def test_every_process_is_who_it_should_be_and_can_gain_nothing(agent):
         + "\n"
         for line in lines
     )
-    assert table == EXPECTED.format(supervisor=SUPERVISOR)
+    person = pwd.getpwnam(PERSON)
+    assert table == EXPECTED.format(supervisor=SUPERVISOR, uid=person.pw_uid, gid=person.pw_gid)
 
 
 def test_no_process_of_ours_can_be_traced_or_looked_into_by_its_own_uid(agent):
@@ -114,4 +133,8 @@ def test_the_agents_groups_are_its_own_alone_and_the_probers_those_of_devices(ag
     pids |= {status(pid)["Name"].removeprefix("xce-"): pid for pid in children(supervisor)}
     groups = {name: set(status(pid)["Groups"].split()) for name, pid in pids.items()}
     assert groups["agent"] == groups["witness"] == set()
+    assert groups["prober"] == groups["listener"]
     assert "0" not in groups["prober"]
+    person = pwd.getpwnam(PERSON)
+    theirs = os.getgrouplist(PERSON, person.pw_gid)
+    assert groups["runner"] == set(map(str, theirs)), "as that account has them"

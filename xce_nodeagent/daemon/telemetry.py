@@ -30,7 +30,8 @@ PAUSE, PAUSE_MOST = 1.0, 600.0
 """Seconds until it is tried again when nothing was heard; twice as long each time."""
 
 STORM_SECONDS = 0.1
-"""How far apart answers are taken when one event follows the other."""
+"""How far apart answers are taken when one follows the other: events do, and so do the answers of
+a listener that does not wait."""
 
 GONE_SECONDS = 5.0
 """Within which a listener has ended when it is to let a card go."""
@@ -153,7 +154,7 @@ class Telemetry:
                 pause = PAUSE
                 if not seconds:
                     figures = False
-                elif answer.events or answer.cut:
+                else:
                     if clock() - last < 10 * STORM_SECONDS:
                         await asyncio.sleep(STORM_SECONDS)
                     last = clock()
