@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import sqlite3
 
 import pytest
 
@@ -186,17 +183,3 @@ def test_a_ledger_of_another_user_is_told_and_left(agent2, ledger_of):
     os.chown(files.path, owner.st_uid, owner.st_gid)
     agent2.start()
     assert [view["job"] for view in agent2.call("ListBindings")["bindings"]] == ["1"]
-
-
-def test_a_ledger_of_a_later_version_is_told_and_left(agent2, ledger_of):
-    files = ledger_of(agent2)
-    agent2.stop()
-    with contextlib.closing(sqlite3.connect(files.path)) as db:
-        db.execute("UPDATE meta SET value='999' WHERE key='version'")
-        db.commit()
-    files.fold()
-    ended = agent2.refused_start("--simulate", "dgx-h100")
-    assert (ended.returncode, "version 999" in ended.stderr) == (69, True)
-    assert files.aside() == []
-    shutil.rmtree(files.state)
-    agent2.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import shutil
 import sqlite3
@@ -15,9 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from xce_nodeagent.binding.database import SCHEMA, VERSION
+from xce_nodeagent.binding.database import SCHEMA
 from xce_nodeagent.binding.ledger import Ledger
 from xce_nodeagent.binding.rebuilt import Rebuilt
+from xce_nodeagent.binding.version import VERSION
 from xce_nodeagent.errors import Enforcement, Stale
 from xce_nodeagent.model import binding as b
 from xce_nodeagent.model import wire
@@ -178,12 +180,62 @@ def test_an_older_ledger_is_released_from_and_granted_from(sample, make_node):
     assert version == (str(VERSION),)
 
 
-def test_a_later_ledger_is_refused_and_stays_where_it_is(sample):
-    with contextlib.closing(sqlite3.connect(sample.path)) as db:
+def make_later(path: Path) -> bytes:
+    """Have a ledger be a later version's; give its content."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE meta SET value=? WHERE key='version'", (str(VERSION + 1),))
         db.commit()
-    before = sample.path.read_bytes()
+    return path.read_bytes()
+
+
+def test_a_later_ledger_is_refused_and_stays_as_it_is_where_nothing_is_fenced(sample):
+    before = make_later(sample.path)
     with pytest.raises(Enforcement, match=f"version {VERSION + 1}, this agent knows {VERSION}"):
         Ledger(sample.path, "boot-1", lambda: 1.0, log_bytes=0)
-    assert sample.path.read_bytes()[100:] == before[100:]
+    assert sample.path.read_bytes() == before
     assert not list(sample.path.parent.glob("*.damaged-*"))
+
+
+def test_a_later_ledger_whose_version_cannot_be_read_without_writing_is_refused(sample):
+    """It crashed in the middle of a transaction, in a mode that is not ours."""
+    make_later(sample.path)
+    journal = Path(f"{sample.path}-journal")
+    with contextlib.closing(sqlite3.connect(sample.path, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size=1")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("UPDATE events SET body=zeroblob(100000)")
+        torn = {path: path.read_bytes() for path in (sample.path, journal)}
+        db.execute("ROLLBACK")
+    for path, content in torn.items():
+        path.write_bytes(content)
+    with pytest.raises(Enforcement, match=f"version {VERSION + 1}, this agent knows {VERSION}"):
+        Ledger(sample.path, "boot-1", lambda: 1.0, log_bytes=0)
+    with contextlib.closing(sqlite3.connect(sample.path)) as db:
+        assert db.execute("SELECT value FROM meta WHERE key='version'").fetchone() == (
+            str(VERSION + 1),
+        )
+
+
+def test_beside_a_later_ledger_releases_are_taken_and_nothing_is_believed_or_written(sample):
+    before = make_later(sample.path)
+    clock = itertools.count(1000.0, 2.0)  # no try is too soon
+    ledger = Ledger(sample.path, "boot-1", lambda: next(clock), log_bytes=0, fenced=True)
+    assert (ledger.newer, ledger.doubted, ledger.book.live) == (True, True, {})
+    adopted = next(one for one in events_of(SAMPLES / "2-excluded.db") if one["type"] == "adopted")
+    ledger.note(msgspec.convert(adopted, b.Adopted))
+    ledger.confirm("1 bindings (1 adopted)")
+    with pytest.raises(Enforcement, match="no new grants"):
+        ledger.commit(b.Drained(id="GPU-1", reason="test"))
+    assert not ledger.record(b.ReleaseIntended(job="adopted", attempt="1"))
+    assert not ledger.recorded("adopted")
+    assert not ledger.recorded("nobody knows")
+    assert sample.path.read_bytes() == before
+    # An admin has seen to all jobs, and moves it aside.
+    aside = sample.path.rename(sample.path.with_name("later.db"))
+    assert ledger.recorded("adopted")
+    assert not ledger.newer
+    assert aside.read_bytes() == before
+    ledger.close()
+    again = Ledger(sample.path, "boot-1", lambda: next(clock), log_bytes=0)
+    assert [(one.job, one.state) for one in again.book] == [("adopted", "releasing")]
+    again.close()

@@ -1,7 +1,8 @@
 """The ledger's file: SQLite in WAL mode, rows that are never changed, and what else is remembered.
 
 It knows nothing of bindings. A file that is not whole is `Damaged`; one that cannot be used now,
-though it may be whole, is `Enforcement`; one that somebody else owns is `BadConfig`.
+though it may be whole, is `Enforcement`, and `TooNew` (version.py) where a later version wrote it;
+one that somebody else owns is `BadConfig`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xce_nodeagent.binding import salvage
+from xce_nodeagent.binding import salvage, version
 from xce_nodeagent.binding.salvage import Row
+from xce_nodeagent.binding.version import VERSION
 from xce_nodeagent.errors import BadConfig, Enforcement
 from xce_nodeagent.model.inventory import Seen
-
-VERSION = 2
-"""2 has two more events, `adopted` and `ended`, than 1: an agent of that time could not read them.
-The column `up` came within 1."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -45,10 +43,6 @@ class Damaged(Exception):
     """The file is there, and is not a whole ledger; the text says why."""
 
 
-class TooNew(Enforcement):
-    """A later version wrote it: it is whole, and not for us."""
-
-
 class Full(Enforcement):
     """There is no space on the disk for it; the file is as it was."""
 
@@ -61,6 +55,7 @@ class Database:
         self._log_bytes = log_bytes
         self._names = (str(path), f"{path}-wal")
         _check(path)
+        version.look(path)
         log = salvage.log_of(path)
         with _told(path, "opened"):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=True)
@@ -86,8 +81,8 @@ class Database:
         if tables:
             self._check_whole(log)
         else:
-            version = f"INSERT INTO meta VALUES ('version', '{VERSION}');"  # noqa: S608  # a number of ours
-            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {version} COMMIT;")
+            said = f"INSERT INTO meta VALUES ('version', '{VERSION}');"  # noqa: S608  # a number of ours
+            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {said} COMMIT;")
             sync_folder(self.path)
         if self._log_bytes and _size(f"{self.path}-wal") < self._log_bytes:
             self._grow_log()
@@ -97,11 +92,7 @@ class Database:
         row = execute("SELECT value FROM meta WHERE key='version'").fetchone()
         if row is None or not str(row[0]).isdecimal():
             raise Damaged("it does not say its version")
-        if int(row[0]) > VERSION:
-            raise TooNew(
-                f"ledger {self.path}: its format is version {row[0]}, this agent knows {VERSION};"
-                " install the agent that wrote it, or release its jobs and move it aside"
-            )
+        version.check(self.path, int(row[0]))
         # Frames of the log behind a damaged one are passed over by SQLite, without a word.
         _, frames, _ = execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         _quick_check(self._db)

@@ -118,6 +118,22 @@ class Fold:
                 self.boots.pop(after.key, None)
         return after
 
+    def old(self, before: float, most: int) -> tuple[list[Key], list[int]]:
+        """Give bindings that ended before a moment, and their rows: at most about so many."""
+        gone: list[Key] = []
+        rows: list[int] = []
+        for key, ended in self.finished.items():
+            if ended < before and len(rows) < most:
+                rows += self.rows.get(key, [])
+                gone.append(key)
+        return gone, rows
+
+    def drop(self, gone: Iterable[Key]) -> None:
+        """Forget bindings that ended: their rows are deleted."""
+        for key in gone:
+            del self.finished[key]
+            self.rows.pop(key, None)
+
     def again(self) -> list[Event]:
         """Give all that is known as events, for a ledger that is written anew."""
         ended: list[Event] = [Ended(job=job, attempt=attempt) for job, attempt in self.book.over]

@@ -25,13 +25,14 @@ import msgspec
 
 from xce_nodeagent.binding import salvage
 from xce_nodeagent.binding.book import Book
-from xce_nodeagent.binding.database import VERSION, Damaged, TooNew
+from xce_nodeagent.binding.database import Damaged
 from xce_nodeagent.binding.fold import Fold, Occurred, Written, boots_of
 from xce_nodeagent.binding.owed import Owed
 from xce_nodeagent.binding.rebuilt import Rebuilt
 from xce_nodeagent.binding.reserve import BYTES as RESERVE_BYTES
 from xce_nodeagent.binding.salvage import Row
 from xce_nodeagent.binding.store import Store
+from xce_nodeagent.binding.version import VERSION, TooNew
 from xce_nodeagent.errors import BadConfig, Enforcement
 from xce_nodeagent.model.binding import Binding, BindingEvent, Event, InvalidTransition, Key
 from xce_nodeagent.model.inventory import Seen
@@ -58,7 +59,8 @@ class Ledger:
 
     `clock` is the time of day, in seconds, for people to read; `uptime` the seconds since the
     boot, by which attempts are aged, and is `clock` where none is given. A disk that cannot be
-    written, now or later, is no reason to end: what is known is known, and releases go on.
+    written, now or later, is no reason to end: what is known is known, and releases go on. Nor is
+    a file of a later version (`newer`) where jobs are `fenced`: the kernel has what is bound.
     """
 
     def __init__(
@@ -70,12 +72,13 @@ class Ledger:
         uptime: Callable[[], float] | None = None,
         log_bytes: int = LOG_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
+        fenced: bool = False,
     ) -> None:
         self.path = path
         self.boot = boot
         self.written = 0
         self.on_write: Callable[[], None] = lambda: None
-        self.doubted, self.unseen = False, ""
+        self.doubted, self.newer, self.unseen = False, False, ""
         self.rebuilt: Rebuilt | None = None
         self._clock = clock
         self._uptime = uptime or clock
@@ -94,11 +97,13 @@ class Ledger:
         self._fold = self._begin(())
         try:
             self._open()
-        except (BadConfig, TooNew):
+        except BadConfig:
             raise
         except Damaged as damage:
             self._rebuild(str(damage))
         except Enforcement as error:
+            if isinstance(error, TooNew) and not fenced:
+                raise
             self._read(error)
 
     def _begin(self, boots: Iterable[tuple[str, float | None]]) -> Fold:
@@ -165,12 +170,12 @@ class Ledger:
             self._store.failed(error)
 
     def _read(self, error: Enforcement) -> None:
-        """Read what cannot be opened for writing: a disk that is full, or read-only."""
+        """Read what cannot be opened for writing; of a later version nothing can be believed."""
         log.error("%s", error.message)
-        rows = self._salvage()
-        self._store.failed(error, rows[-1].seq if rows else 0)
-        self.doubted = True
-        self._salvaged = len(rows)
+        self.doubted, self.newer = True, isinstance(error, TooNew)
+        rows = [] if self.newer else self._salvage()
+        self._store.failed(error, -1 if self.newer else rows[-1].seq if rows else 0)
+        self._salvaged = None if self.newer else len(rows)
         why = "it could not be opened for writing at the start: " + error.message.partition(";")[0]
         self.rebuilt = Rebuilt(at=self._clock(), why=why, aside="", rows=len(rows))
 
@@ -257,9 +262,11 @@ class Ledger:
 
     def recorded(self, job: str, attempt: str | None = None) -> bool:
         """Say whether all that a job gave back is on disk; try to write it, where it is not."""
-        if self._unrecorded:
+        if self._unrecorded or self.newer:
             with contextlib.suppress(Enforcement):
                 self.flush()
+        if self.newer:  # it may have jobs that are not known here
+            return False
         return not any(key[0] == job and attempt in (None, key[1]) for key in self._unrecorded)
 
     def note(self, event: Event) -> Binding | None:
@@ -323,7 +330,7 @@ class Ledger:
             notes["rebuilt"] = _encode(self.rebuilt).decode()
         self._store.write_anew(rows, self._owed.hardware, **notes)
         self._fold.renumber(events)
-        self._salvaged = None
+        self._salvaged, self.newer = None, False
         self._owed.paid()
         self._notes.clear()  # the book has them
         self._unrecorded.clear()
@@ -367,20 +374,12 @@ class Ledger:
         The moment is one of `elapsed`. At most about `most` go at once, so that a call stays in the
         milliseconds.
         """
-        fold = self._fold
-        fold.book.forget(before)
-        rows: list[int] = []
-        gone: list[Key] = []
-        for key, ended in fold.finished.items():
-            if ended < before and len(rows) < most:
-                rows += fold.rows.get(key, [])
-                gone.append(key)
+        self._fold.book.forget(before)
+        gone, rows = self._fold.old(before, most)
         if rows:
             self._store.ready()
             self._store.delete(rows)
-            for key in gone:
-                del fold.finished[key]
-                fold.rows.pop(key, None)
+            self._fold.drop(gone)
         return len(rows)
 
     def look(self) -> str:

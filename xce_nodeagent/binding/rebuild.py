@@ -177,7 +177,8 @@ def _granted(grants: Iterable[Rule], inventory: Inventory) -> Iterable[str]:
 async def sweep(lifecycle: Lifecycle, executor: Executor, now: float) -> None:
     """Look, while the agent runs, for what the ledger does not know, and for doubts to end.
 
-    A doubtful binding that nobody is in is released: nobody can say who would do it.
+    A doubtful binding that nobody is in is released: nobody can say who would do it. But where the
+    ledger is a later version's, that can: its job may be between two steps.
     """
     ledger, home = lifecycle.ledger, lifecycle.site.home
     if ledger.doubted and await compare(ledger, executor, lifecycle.site, now):
@@ -191,7 +192,7 @@ async def sweep(lifecycle: Lifecycle, executor: Executor, now: float) -> None:
                     if _key(now_there) == key and key not in ledger.book.live:
                         _compare(ledger, now_there, home, now)
             lifecycle.releases.clean_later()
-        elif ledger.book.live[key].doubtful and not one.populated:
+        elif ledger.book.live[key].doubtful and not one.populated and not ledger.newer:
             await lifecycle.releases.undo(key, only=ledger.book.live[key])
     withhold(ledger, lifecycle.inventory())
     ledger.flush()

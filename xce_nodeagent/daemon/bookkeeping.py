@@ -31,12 +31,15 @@ async def ledger(book: Ledger, now: float, *, enforced: bool) -> Check:
     found = book.rebuilt if _is_news(book.rebuilt, now) else None
     text = str(book.path) + (_history(found) if found else "")
     if fault:
+        todo = "make space, or the disk writable again: the agent goes on by itself then"
+        if book.newer:
+            todo = "install the agent that wrote it; without that, move it aside once all jobs are"
+            todo += " released: the agent goes on by itself then"
         return Check(
             name="ledger",
             state="fault",
             text=f"{fault} ({text})" if found else fault,
-            remedy="make space, or the disk writable again: the agent goes on by itself then;"
-            " meanwhile jobs run and are released, and nothing is granted",
+            remedy=f"{todo}; meanwhile jobs run and are released, and nothing is granted",
         )
     if book.unseen:
         return Check(

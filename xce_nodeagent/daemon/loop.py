@@ -91,10 +91,11 @@ class Daemon:
         state = where.state
         places = sinks.configured(config, __version__, sinks.Endpoints(where))
         self._reporter = Reporter(places, state, __version__)
-        self.ledger = Ledger(state / "ledger.db", host.boot_id(), time.time, uptime=host.uptime)
-        self._supply = Supply(dial)
         # Helpers without root can fence nothing: `best-effort` then goes on as `off` does.
         self._enforced = enforced = config.agent.enforcement != "off" and helpers_are_root
+        path, boot = state / "ledger.db", host.boot_id()
+        self.ledger = Ledger(path, boot, time.time, uptime=host.uptime, fenced=enforced)
+        self._supply = Supply(dial)
         fencing = Fencing(config, host, self._supply, self.ledger, enforced=enforced)
         self._fencing, self.binder = fencing, fencing.binder
         self.witness = Helper("witness", self._supply, WitnessAnswer, deadline=30.0)
