@@ -14,10 +14,13 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from xce_nodeagent.cli import local
 from xce_nodeagent.cli.width import folded
+from xce_nodeagent.daemon import portchecks
+from xce_nodeagent.host import Host
 
 
 def environ(folder: Path) -> dict[str, str]:
@@ -83,6 +86,17 @@ def test_a_profile_that_there_is_not_is_one_fault_with_its_file(folder: Path) ->
     assert done.returncode == 78
     assert done.stderr.count("nope") == 1
     assert str(folder / "config.toml") in done.stderr
+
+
+def test_the_port_range_is_looked_at_without_an_agent(folder: Path) -> None:
+    assert "ports" not in {one["name"] for one in checks(folder)}
+    first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()
+    ports = int(first), int(first) + 9
+    (folder / "config.toml").write_text(f'[ports]\nrange = "{ports[0]}-{ports[1]}"\n')
+    found = [one for one in checks(folder) if one["name"] == "ports"]
+    # What it says of such ports, and why, is tested with an agent's doctor.
+    assert found == msgspec.to_builtins(portchecks.checks(Host(port_range=ports)))
+    assert found[0]["text"].startswith(f"{ports[0]}-{ports[1]}: ")
 
 
 @pytest.mark.needs("root")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from xce_nodeagent.daemon import doctor, roots
+from xce_nodeagent.daemon import doctor, portchecks, roots
 from xce_nodeagent.daemon.account import load, places, site
 from xce_nodeagent.daemon.app import unknown_profile, with_simulation
 from xce_nodeagent.discovery import scan
@@ -90,6 +90,7 @@ def checks_without(reason: str, environ: Mapping[str, str]) -> list[dict[str, An
         checks.append(Check(name="simulate", state="note", text=f"profile {profile}"))
     found = doctor.discovery(_look(with_simulation(config, "")))
     checks += [one for one in found if not wrong or one.name != "discovery.simulated"]
+    checks += portchecks.checks(Host(port_range=config.ports.range))
     return [msgspec.to_builtins(check) for check in checks]
 
 
