@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def serving(mount: Path, kind: type[Running] = Running) -> Iterator[Running]:
+def serving(mount: Path, kind: Callable[..., Running] = Running) -> Iterator[Running]:
     """Run an agent; nothing of it is left, whatever happens."""
     name = f"xce-test-{os.getpid()}-{secrets.token_hex(4)}"
     top = mount / name

@@ -7,14 +7,14 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent.running import Refused, children, serving
+from agent.reboot import cover, shut_down
+from agent.running import Refused, serving
 from faults import minors
 
 TESTS = Path(__file__).parents[1]
@@ -57,24 +57,7 @@ def eventually() -> Callable[..., Any]:
     return _eventually
 
 
-# ---- another boot, another kernel's files -------------------------------------------------------
-
-# In a mount namespace of its own, so that nobody else sees what lies over the kernel's files.
-# `--` ends the pairs of what and where.
-_COVERED = """
-while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 99; shift 2; done
-shift
-exec "$@"
-"""
-
-
-def _cover(running: Any, files: dict[str, Path]) -> None:
-    """Let the next start of an agent, and its helpers, see these files in the kernel's places."""
-    pairs = [text for where, what in files.items() for text in (str(what), where)]
-    running.python = [
-        "unshare", "--mount", "--propagation", "private", "sh", "-c", _COVERED, "sh", *pairs, "--",
-        sys.executable,
-    ]  # fmt: skip
+# ---- another boot ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -82,18 +65,7 @@ def reboot() -> Callable[[Any], None]:
     """End an agent and all that is in its cgroups, as a reboot does; start it in another boot."""
 
     def boot(running: Any) -> None:
-        helpers = children(running.process.pid)
-        running.kill()
-        # A reboot ends the helpers with it; they go by themselves, and the home with the last job.
-        _eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in helpers))
-        for top in (running.home, running.other):
-            for below, _, _ in os.walk(top, topdown=False):
-                if Path(below) != top:
-                    os.rmdir(below)
-        another = running.folder / "boot_id"
-        another.write_text("11111111-2222-4333-8444-555555555555\n", "ascii")
-        another.chmod(0o644)
-        _cover(running, {"/proc/sys/kernel/random/boot_id": another})
+        shut_down(running)
         running.start()
 
     return boot
@@ -149,7 +121,7 @@ class Driver:
             "LD_LIBRARY_PATH": str(self.folder),
             "XCE_NVML_DATA": str(self.data),
         }
-        _cover(running, {"/proc/devices": devices, "/proc/driver": proc})
+        cover(running, {"/proc/devices": devices, "/proc/driver": proc})
 
     def _nodes(self) -> None:
         """Make the nodes of the cards and of their slices, as the driver's programs do."""

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from xce_nodeagent.binding.database import sync_folder
+from xce_nodeagent.host.durable import sync_folder
 
 KEPT = 3
 """Damaged ledgers that are kept; older ones are deleted."""
@@ -26,7 +26,8 @@ def move(path: Path, now: float) -> Path:
     for suffix in _SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{where}{suffix}")
-    sync_folder(path)
+        # One by one: a database whose log alone is gone would be taken for a whole one.
+        sync_folder(path)
     _tidy(path, where)
     return where
 

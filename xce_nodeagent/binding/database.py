@@ -21,6 +21,7 @@ from xce_nodeagent.binding import salvage, version
 from xce_nodeagent.binding.salvage import Row
 from xce_nodeagent.binding.version import VERSION
 from xce_nodeagent.errors import BadConfig, Enforcement
+from xce_nodeagent.host.durable import sync_file, sync_folder
 from xce_nodeagent.model.inventory import Seen
 
 SCHEMA = """
@@ -54,6 +55,7 @@ class Database:
         self.path = path
         self._log_bytes = log_bytes
         self._names = (str(path), f"{path}-wal")
+        _take_log_back(path)
         _check(path)
         version.look(path)
         log = salvage.log_of(path)
@@ -83,9 +85,13 @@ class Database:
         else:
             said = f"INSERT INTO meta VALUES ('version', '{VERSION}');"  # noqa: S608  # a number of ours
             self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {said} COMMIT;")
-            sync_folder(self.path)
+            # The folder may be as new as the file.
+            sync_folder(self.path.parent)
         if self._log_bytes and _size(f"{self.path}-wal") < self._log_bytes:
             self._grow_log()
+        # SQLite syncs the folder of a log that it makes with fdatasync(2), which need not write
+        # names, and not at all where it was built with SQLITE_DISABLE_DIRSYNC.
+        sync_folder(self.path)
 
     def _check_whole(self, log: bytes) -> None:
         execute = self._db.execute
@@ -272,38 +278,33 @@ class Database:
 
     def abandon(self) -> None:
         """Close a file that is in doubt, and leave its log, which SQLite would delete."""
-        log, kept = f"{self.path}-wal", f"{self.path}-wal.kept"
         with contextlib.suppress(OSError):
-            os.unlink(kept)
+            os.unlink(_kept(self.path))
         with contextlib.suppress(OSError):
-            os.link(log, kept)
+            os.link(f"{self.path}-wal", _kept(self.path))
+            # Else the disk may have that the one name went, and not that the other came.
+            sync_folder(self.path)
         self.close()
-        with contextlib.suppress(OSError):
-            if os.path.exists(log):
-                os.unlink(kept)
-            else:
-                os.rename(kept, log)
+        _take_log_back(self.path)
+
+
+def _kept(path: Path) -> str:
+    return f"{path}-wal.kept"
+
+
+def _take_log_back(path: Path) -> None:
+    """Give a log that was kept its name again, also after an `abandon` that was cut short."""
+    with contextlib.suppress(OSError):
+        if os.path.exists(f"{path}-wal"):
+            os.unlink(_kept(path))
+        else:
+            os.rename(_kept(path), f"{path}-wal")
 
 
 def _quick_check(db: sqlite3.Connection) -> None:
     (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise Damaged(" ".join(str(found).split()))
-
-
-def sync_folder(path: Path) -> None:
-    """Make a change of names in a file's folder durable."""
-    with contextlib.suppress(OSError):
-        sync_file(path.parent)
-
-
-def sync_file(path: Path | str) -> None:
-    """Make a file's content durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _size(path: str) -> int:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from xce_nodeagent.binding import aside
-from xce_nodeagent.binding.database import Damaged, Database, Full, sync_file, sync_folder
+from xce_nodeagent.binding.database import Damaged, Database, Full
 from xce_nodeagent.binding.fold import Written
 from xce_nodeagent.binding.reserve import Reserve
 from xce_nodeagent.errors import Enforcement
+from xce_nodeagent.host.durable import sync_file, sync_folder
 from xce_nodeagent.model.inventory import Seen
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from xce_nodeagent.host.durable import sync_file
+
 
 def replace(
     path: Path,
@@ -44,12 +46,4 @@ def replace(
             new.unlink()
         raise
     if sync:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_file(path.parent)
