@@ -70,7 +70,7 @@ ATTACKS = {
     "lies": (heard(**LIES), "", ""),
     "nothing, at once": (heard(), "", ""),
     "a fault with escapes": (heard(fault=f"why\n{ESCAPES}"), "", "why"),
-    "answers that nobody asked for": (heard(), "flood", "XIDs are not heard"),
+    "answers that nobody asked for": (heard(), "flood", BROKEN),
     "a descriptor": (heard(), "descriptor", "it "),
     "no answer": (b"", "hang", "did not answer Listen within"),
 }  # fmt: skip

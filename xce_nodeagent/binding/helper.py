@@ -9,6 +9,7 @@ given up, after some helpers; those behind it go on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import time
@@ -22,6 +23,8 @@ from xce_nodeagent.binding.supply import Supply
 from xce_nodeagent.errors import BY_CODE, AgentError, Internal, NotReady
 from xce_nodeagent.privileged import ops
 from xce_nodeagent.privileged.channel import Channel, Violation, decode, encode, make_room
+
+log = logging.getLogger(__name__)
 
 GENERATIONS = 3
 """Helpers that a request may cost before it is given up."""
@@ -361,6 +364,7 @@ class Helper:
         line.close()
         self.restarts += 1
         self.loss = why
+        log.warning("the %s %d was lost: %s", self.role, line.pid, why)
         if line is not self._line:  # it was still being greeted
             for asked in line.waiting:
                 asked.settle(None, _Lost(why))
