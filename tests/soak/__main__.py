@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from soak import run
 from soak.blow import Tally
+from soak.missed import missed
 from soak.page import ROLES
 from soak.points import POINTS
 from soak.story import BrokenPromise
@@ -86,7 +87,15 @@ def main() -> int:
     _show(console, tally, faults, seed, time.monotonic() - begun)
     if asked.report:
         Path(asked.report).write_text("\n\n".join(text for _, text in faults), "utf-8")
-    return 1 if faults else 130 if stopped else 0
+    return verdict(console, tally, len(faults), stopped=stopped)
+
+
+def verdict(console: Console, tally: Tally, faults: int, *, stopped: bool) -> int:
+    """Give the exit status; say what a long run has left out, which is a fault of the harness."""
+    left_out = [] if stopped else missed(tally)
+    for what in left_out:
+        console.print(f"[red]after {tally.crashed} crashes {what}[/]", highlight=False)
+    return 1 if faults or left_out else 130 if stopped else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,9 +138,6 @@ def _show(
     rows.add_row("seconds", f"{seconds:.0f}")
     rows.add_row("seed", str(seed))
     rows.add_row("faults found", str(len(faults)), style="bold red" if faults else "bold green")
-    if tally.crashed >= 5000:
-        missed = [f"{p.role} {p}" for p in POINTS if p.number not in tally.points]
-        rows.add_row("points at which nothing was", "\n".join(missed) or "none")
     for number, text in faults:
         rows.add_row(f"  in history {number}", text.splitlines()[0])
     console.print(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from dataclasses import dataclass
 
 from soak import page, points
@@ -18,14 +19,23 @@ class Dice:
 
 
 class Aim:
-    """Draws blows; `share` is the share of questions that come with one."""
+    """Draws blows; `share` is the share of questions that come with one.
 
-    def __init__(self, dice: Dice, share: float) -> None:
+    Half of those at a point go round: each point in its turn, from number `turn` on, so that after
+    many histories with turns of their own few are left out. Those that are `wanted` come first.
+    """
+
+    def __init__(
+        self, dice: Dice, share: float, turn: int = 0, wanted: frozenset[int] = frozenset()
+    ) -> None:
         self._dice = dice
         self._share = share
+        self._turn = turn
+        self._wanted = wanted
+        self._gone: Counter[str] = Counter()
 
     def maybe(self, of: str) -> Blow | None:
-        """Give a blow that may fall in this work (prepare, release, look), or none."""
+        """Give a blow that may fall in this work (`points.py` has them), or none."""
         return self.at(of) if self._dice.chance.random() < self._share else None
 
     def at(self, of: str) -> Blow:
@@ -34,6 +44,14 @@ class Aim:
         if chance.random() < 0.2:
             return self.outside()
         some = [point for point in points.POINTS if of in point.of]
+        wanted = [point for point in some if point.number in self._wanted]
+        if wanted or chance.random() < 0.5:
+            theirs = wanted or some
+            point = theirs[(self._turn + self._gone[of]) % len(theirs)]
+            self._gone[of] += 1
+            blow = Blow(point.role, point=point.number)
+            self._maybe_stop(blow)
+            return blow
         roles = sorted({point.role for point in some})
         point = chance.choice(points.at(chance.choice(roles), of))
         blow = Blow(point.role, point=point.number, hits=chance.choice((1, 1, 1, 2, 3)))

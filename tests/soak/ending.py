@@ -30,6 +30,15 @@ class Ending:
         self._node.story.note(f"the process of {key} ends")
         self._node.prison.free(key)
         self._model.put(key, {*self._model.of(key), None})
+        self._clear(key, "clean")
+
+    def _clear(self, key: Key, of: str) -> None:
+        """Wait until nothing is left of a job; somebody may be hit meanwhile."""
+        if blow := self._aim.maybe(of):
+            self._node.strike_until(
+                blow, lambda bindings: key not in [(b["job"], b["attempt"]) for b in bindings]
+            )
+            self._asking.after(blow)
         self._node.check()
 
     def _is_left(self, key: Key) -> bool:
@@ -81,8 +90,8 @@ class Ending:
         """What is in the cgroup is to be ended: it is, also when somebody else ends meanwhile."""
         key = self._draw.held(lambda key: key in self._node.prison)
         if key is not None:
-            self._end(key, self._aim.maybe("release"))
-            self._node.check()
+            self._end(key, self._aim.maybe(self._dice.chance.choice(("release", "kill"))))
+            self._clear(key, "kill")
 
     def requeue(self) -> None:
         """The next run of a job comes right after, and gives no attempt. Nobody ends it."""

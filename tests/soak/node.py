@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from soak.services import Kind, Services
 from soak.story import Story
 
 PORTS = (21_700, 21_719)
+
+LONG = 0.5
+"""Seconds for which a blow is ready for what comes by itself."""
 
 REPORTER = """[reporter]
 program = ["/bin/echo", '{"instance": [{"id": "scope0", "type": "scope"}]}']
@@ -140,6 +143,19 @@ class Node:
         self.ask(made, blow)
         self.services.disarm(blow)
         return made
+
+    def strike_until(self, blow: Blow, done: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Have a blow ready until it has fallen, or all is done: say that of the bindings."""
+        self.services.arm(blow)
+        begun = time.monotonic()
+        while not blow.fell_on and time.monotonic() < begun + LONG:
+            call = self.call("ListBindings")
+            self.ask([call], blow)
+            self.services.tend(blow, begun)  # also where the answer was there at once
+            if call.state != "answered" or done(call.answer["bindings"]):
+                break
+            time.sleep(0.001)
+        self.services.disarm(blow)
 
     def ask(self, calls: list[Call], blow: Blow | None = None) -> None:
         """Wait until every call is answered or lost."""

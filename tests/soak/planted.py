@@ -137,6 +137,15 @@ def a_lost_ledger_is_an_empty_one() -> None:
     _swap("xce_nodeagent.binding.rebuild", "_compare", lambda *_: "")
 
 
+def who_has_lost_his_cgroup_is_bound() -> None:
+    """A cgroup that somebody removed is missed by nobody."""
+
+    async def close(*_: Any) -> None:
+        return
+
+    _swap("xce_nodeagent.binding.loss", "Losses.close", close)
+
+
 def _without_a_fence(cgroup: Any, seconds: float) -> None:
     """Detach what fences a job, wait, and put it back."""
     with attachment.ours(cgroup.fd, attachment.FENCES) as found:
@@ -178,5 +187,6 @@ PLANTED: dict[str, Callable[[], None]] = {
         a_quarantine_is_looked_at_once, a_listener_is_not_looked_for, a_kill_hits_whoever_is_there,
         a_kill_is_forgotten, who_joins_stays_where_he_is, reconcile_releases_nobody,
         a_lost_ledger_is_an_empty_one, a_restart_opens_for_a_moment, a_repair_detaches_first,
+        who_has_lost_his_cgroup_is_bound,
     )
 }  # fmt: skip

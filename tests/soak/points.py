@@ -23,7 +23,12 @@ from soak.page import Page
 
 
 class Target(NamedTuple):
-    """A function of the product; `of` says where: prepare, release, kill, start, look."""
+    """A function of the product; `of` says where: what a blow is drawn for (`aim.py`).
+
+    They are prepare, release, kill (what is left is ended), clean (a quarantine is looked at and
+    freed), join, look (by doctor), start, lose (a start without its ledger), and vanish (a start,
+    and a job's cgroup is gone).
+    """
 
     role: str
     name: str
@@ -43,21 +48,33 @@ TARGETS = (
     Target("agent", f"{_AGENT}.ledger:Ledger.record", "release"),
     Target("agent", f"{_AGENT}.ledger:Ledger.note", "prepare release start"),
     Target("agent", f"{_AGENT}.ledger:Ledger.flush", "prepare release start"),
-    Target("agent", f"{_AGENT}.ledger:Ledger._open", "start"),
-    Target("agent", f"{_AGENT}.ledger:Ledger.remember", "start"),
+    Target("agent", f"{_AGENT}.ledger:Ledger._open", "start lose"),
+    Target("agent", f"{_AGENT}.ledger:Ledger.remember", "start lose"),
     Target("agent", f"{_AGENT}.executor:Executor.carry_out", "prepare start"),
     Target("agent", f"{_AGENT}.lastlook:LastLook.__call__", "prepare"),
     Target("agent", f"{_AGENT}.executor:Executor.take_back", "release start"),
     Target("agent", f"{_AGENT}.intent:Intent.__call__", "release start"),
-    Target("agent", f"{_AGENT}.executor:Executor.verify", "start"),
+    Target("agent", f"{_AGENT}.executor:Executor.verify", "start vanish"),
     Target("agent", f"{_AGENT}.helper:Helper.call", "prepare release start"),
     Target("agent", f"{_AGENT}.helper:_Line.ask", "prepare release start"),
     Target("agent", f"{_AGENT}.helper:_Line._readable", "prepare release start"),
     Target("agent", f"{_AGENT}.supply:Supply._hear", "start"),
     Target("agent", f"{_AGENT}.executor:Executor.kill", "kill"),
+    Target("agent", f"{_AGENT}.killing:Killing.begin", "kill"),
+    Target("agent", f"{_AGENT}.killing:Killing._run", "kill"),
+    Target("agent", f"{_AGENT}.killing:Killing._kill", "kill"),
+    Target("agent", f"{_AGENT}.cleaning:Cleaning._one", "clean"),
+    Target("agent", f"{_AGENT}.vigil:Vigil._run", "clean"),
+    Target("agent", f"{_AGENT}.vigil:Vigil._judge", "clean"),
+    Target("agent", f"{_AGENT}.release:Releases._freed", "clean"),
+    Target("agent", f"{_AGENT}.join:join", "join"),
+    Target("agent", f"{_AGENT}.executor:Executor.join", "join"),
+    Target("agent", f"{_AGENT}.loss:Losses.close", "vanish"),
+    Target("agent", f"{_AGENT}.ledger:Ledger._rebuild", "lose"),
+    Target("agent", f"{_AGENT}.store:Store.write_anew", "lose"),
     Target("agent", f"{_AGENT}.recovery:_recover", "start"),
-    Target("agent", f"{_AGENT}.rebuild:compare", "start"),
-    Target("agent", f"{_AGENT}.verification:Verification.restore", "start"),
+    Target("agent", f"{_AGENT}.rebuild:compare", "start lose"),
+    Target("agent", f"{_AGENT}.verification:Verification.restore", "start vanish"),
     Target("agent", "xce_nodeagent.daemon.connection:Connection.answer", "prepare release"),
     Target("agent", "xce_nodeagent.daemon.survey:Survey.publish", "start"),
     Target("binder", f"{_ROOT}.binder:Binder.handle", "prepare release start"),
@@ -65,8 +82,11 @@ TARGETS = (
     Target("binder", f"{_ROOT}.binder:Binder._manage", "start"),
     Target("binder", f"{_ROOT}.binder:Binder._bind", "prepare"),
     Target("binder", f"{_ROOT}.binder:Binder._unbind", "release"),
-    Target("binder", f"{_ROOT}.binder:Binder._verify", "start"),
-    Target("binder", f"{_ROOT}.binder:Binder._list", "start"),
+    Target("binder", f"{_ROOT}.binder:Binder._verify", "start vanish"),
+    Target("binder", f"{_ROOT}.binder:Binder._list", "start lose"),
+    Target("binder", f"{_ROOT}.binder:Binder._join", "join"),
+    Target("binder", f"{_ROOT}.pidfd:check", "join"),
+    Target("binder", f"{_ROOT}.pidfd:enter", "join"),
     Target("binder", f"{_ROOT}.kill:answer", "kill"),
     Target("binder", f"{_ROOT}.kill:end", "kill"),
     Target("binder", f"{_ROOT}.roots:Roots.make", "prepare"),
@@ -100,7 +120,9 @@ TARGETS = (
     Target("supervisor", f"{_ROOT}.nursery:Nursery.reap", "start"),
     Target("prober", f"{_ROOT}.prober:Prober.handle", "start"),
     Target("prober", f"{_ROOT}.role:serve", "start"),
-    Target("witness", f"{_ROOT}.witness:Witness.handle", "look"),
+    Target("listener", f"{_ROOT}.listener:Listener.handle", "start"),
+    Target("listener", f"{_ROOT}.role:serve", "start"),
+    Target("witness", f"{_ROOT}.witness:Witness.handle", "look clean"),
     Target("witness", f"{_ROOT}.role:serve", "start"),
     Target("runner", f"{_ROOT}.runner:Runner.handle", "start"),
     Target("runner", f"{_ROOT}.role:serve", "start"),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from soak import missed
 from soak.blow import Tally
 from soak.crew import Crew
 from soak.node import Node
@@ -17,6 +18,10 @@ from soak.walk import Walk
 
 OFTEN = 0.45
 """The share of questions that come with a blow, where nothing else is asked for."""
+
+MANY = 0.9
+MORE = 30
+"""The share of blows, and the most histories, that are for the points that a long run left out."""
 
 STEPS = 150
 """Steps of a history. Then the node must be empty, and the next one begins."""
@@ -94,7 +99,8 @@ def histories(
 ) -> Tally:
     """Live through histories; `found` gets each broken promise, and says whether to go on.
 
-    History number N of a seed is the same in every run but for the moments of blows from outside.
+    History number N of a seed is the same in every run but for the moments of blows from outside,
+    and but for the last of a long run, which aim at what was not hit before them.
     """
     tally = Tally()
     begun = time.monotonic()
@@ -105,13 +111,22 @@ def histories(
         if limits.seconds and time.monotonic() - begun > limits.seconds:
             raise _Enough
 
+    more = 0
     with crew() as made:
-        while not limits.reached(tally, time.monotonic() - begun):
+        while True:
+            wanted: frozenset[int] = frozenset()
+            if limits.reached(tally, time.monotonic() - begun):
+                wanted = missed.points(tally)
+                more += 1
+                if not wanted or more > MORE:
+                    break
             chance = random.Random(f"{seed}/{number}")  # noqa: S311  # to be told again
             one = Node(made, tally, kind(made, chance))
             try:
                 one.open()
-                Walk(one, chance, blows=limits.blows).run(STEPS, report)
+                blows = MANY if wanted else limits.blows
+                walk = Walk(one, chance, blows=blows, turn=number, wanted=wanted)
+                walk.run(STEPS, report)
             except _Enough:
                 break
             except BrokenPromise as broken:

@@ -31,6 +31,7 @@ STEPS = {
     "a_lost_ledger_is_an_empty_one": ("prepare", "lose"),
     "a_restart_opens_for_a_moment": ("prepare", "restart"),
     "a_repair_detaches_first": ("prepare", "grow", "shrink"),
+    "who_has_lost_his_cgroup_is_bound": ("prepare", "vanish"),
 }
 
 ONCE = ("was not given",)
@@ -51,6 +52,7 @@ SAID = {
     "a_lost_ledger_is_an_empty_one": ("should be Held",),
     "a_restart_opens_for_a_moment": ONCE,
     "a_repair_detaches_first": ONCE,
+    "who_has_lost_his_cgroup_is_bound": ("is gone",),
 }
 """What is said of it: which comes first is chance."""
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import io
 import pathlib
+import random
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from soak import page, points, promises, run
+from rich.console import Console
+from soak import missed, page, points, promises, run
+from soak.__main__ import verdict
+from soak.aim import Aim, Dice
+from soak.blow import Tally
+from soak.missed import ENOUGH, NEVER, is_come_to
 from soak.page import Page
 from soak.promises import Cgroup, Hardware, Held, Model, Snapshot, View
 
@@ -176,6 +183,83 @@ def test_an_open_in_the_middle_of_a_change_is_not_judged():
     assert len(seen) > 20
     assert not any(seen)
     assert shared.is_breach(number, taken, shared.count(number, page.LET))
+
+
+def long_run():
+    """Count a run that was long enough, and hit everything but what no run comes to."""
+    crashes = {(role, "point"): ENOUGH // len(page.ROLES) + 1 for role in page.ROLES}
+    hit = {point.number: 1 for point in points.POINTS if is_come_to(point)}
+    return Tally(crashes=crashes, points=hit)
+
+
+def judged(tally, faults=0, *, stopped=False):
+    said = io.StringIO()
+    status = verdict(Console(file=said, width=200), tally, faults, stopped=stopped)
+    return status, said.getvalue().splitlines()
+
+
+def test_every_point_that_may_be_left_out_is_one():
+    there = {
+        (side, name)
+        for side, name in NEVER
+        for point in points.POINTS
+        if point.side == side and point.name.endswith(name)
+    }
+    assert there == NEVER.keys()
+    left_out = [point for point in points.POINTS if not is_come_to(point)]
+    assert {point.role for point in left_out} <= set(page.ROLES) - {"agent", "supervisor"}
+
+
+def test_a_long_run_that_left_nothing_out_is_well():
+    assert judged(long_run()) == (0, [])
+    assert judged(long_run(), 1) == (1, [])
+
+
+def test_a_long_run_that_left_a_point_out_says_so_and_fails():
+    tally = long_run()
+    point = points.at("agent", "join")[0]
+    del tally.points[point.number]
+    status, (line,) = judged(tally)
+    assert status == 1
+    assert line == f"after {tally.crashed} crashes the agent was never hit {point}"
+
+
+def test_a_long_run_that_left_a_role_out_says_so_and_fails():
+    tally = long_run()
+    tally.crashes["agent", "line"] = tally.crashes.pop(("runner", "point"))
+    assert judged(tally) == (1, [f"after {tally.crashed} crashes the runner was never hit"])
+
+
+def test_a_run_that_was_short_or_was_stopped_may_leave_out_what_it_likes():
+    tally = long_run()
+    tally.points.clear()
+    assert judged(tally, stopped=True) == (130, [])
+    tally.crashes = {("agent", "point"): ENOUGH - 1}
+    assert judged(tally) == (0, [])
+
+
+class Even(random.Random):
+    """Chance that always falls in the middle: for a point whose turn it is, and for no stop."""
+
+    def random(self):
+        return 0.4
+
+
+@pytest.mark.parametrize("of", sorted(frozenset().union(*(p.of for p in points.POINTS))))
+def test_every_point_of_a_work_has_its_turn(of):
+    some = [point.number for point in points.POINTS if of in point.of]
+    aim = Aim(Dice(Even()), 1.0, turn := len(some) // 3)
+    assert [aim.at(of).point for _ in some] == some[turn:] + some[:turn]
+
+
+def test_what_was_left_out_comes_first():
+    tally = long_run()
+    for number in (
+        left := {points.at("agent", "join")[0].number, points.at("binder", "kill")[0].number}
+    ):
+        del tally.points[number]
+    aim = Aim(Dice(Even()), 1.0, wanted=missed.points(tally))
+    assert {aim.at(of).point for of in ("join", "kill") for _ in range(5)} == left
 
 
 @pytest.mark.needs("root", "cgroup2", "bpf")

@@ -34,7 +34,7 @@ def test_no_crash_breaks_a_promise(kind, told):
         f"soak: {kind} seed {seed}: {tally.crashed} crashes in {tally.steps} steps,"
         f" {tally.checks} comparisons with the kernel, {tally.opens} opens tried by jobs"
     )
-    assert tally.crashed > 20
+    assert tally.crashed > 10
     assert tally.opens > 1000
 
 
@@ -93,7 +93,17 @@ def test_no_history_breaks_a_promise(backend, shape, crew, told):
         @rule(
             seed=SEEDS,
             name=st.sampled_from(
-                ["keep", "die", "escape", "kill", "requeue", "join", "reconcile", "lose"]
+                [
+                    "keep",
+                    "die",
+                    "escape",
+                    "kill",
+                    "requeue",
+                    "join",
+                    "reconcile",
+                    "lose",
+                    "vanish",
+                ]
             ),
         )
         def end_otherwise(self, seed, name):

@@ -27,17 +27,21 @@ LIVE = 8
 
 
 class Walk:
-    """One history on one node."""
+    """One history on one node. `turn` is its number, `wanted` are points to be hit first."""
 
-    def __init__(self, node: Node, chance: random.Random, *, blows: float = 0.45) -> None:
+    def __init__(
+        self, node: Node, chance: random.Random, *, blows: float = 0.45, turn: int = 0,
+        wanted: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self.node = node
         self.model = node.model
         self.dice = Dice(chance)
-        self._aim = Aim(self.dice, blows)
+        self._aim = Aim(self.dice, blows, turn, wanted)
         self._draw = Draw(self.dice, node)
         self._asking = Asking(self.dice, node)
         ending = Ending(self.dice, node, self._aim, self._draw, self._asking)
         worker = Worker(self.dice, node, self._aim, self._draw, self._asking)
+        lost = Lost(self.dice, node, self._aim, self._draw, self._asking)
         self.steps: dict[str, tuple[float, Callable[[], None]]] = {
             "prepare": (30, self.prepare),
             "again": (8, self.again),
@@ -61,7 +65,8 @@ class Walk:
             "requeue": (2, ending.requeue),
             "join": (3, worker.join),
             "reconcile": (1, worker.reconcile),
-            "lose": (2 * blows, Lost(self.dice, node, self._asking).lose),
+            "lose": (2 * blows, lost.lose),
+            "vanish": (2 * blows, lost.vanish),
             "check": (4, self.node.check),
         }
 

@@ -28,7 +28,7 @@ class Worker:
             return
 
         def join(pid: int) -> bool:
-            blow = self._aim.maybe("prepare")
+            blow = self._aim.maybe("join")
             parameters = {**named(key), "pid": pid}
             self._node.story.note(f"Join {parameters}")
             call = self._ask("Join", parameters, blow)
