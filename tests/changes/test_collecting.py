@@ -68,6 +68,20 @@ def test_a_storm_that_loses_events_for_minutes_is_logged_once_a_minute(caplog, m
     assert [text.partition("were lost (")[2].split()[0] for text in told] == ["1", "60", "60"]
 
 
+def test_what_is_told_after_the_end_is_not_looked_at() -> None:
+    async def scene(looks: Looks, collected: Changes) -> None:
+        looks.free.clear()
+        collected.tell([link(0)], after=0)
+        await looks.came.acquire()
+        collected.tell([link(1)], after=0)  # it waits for that look, which is broken off
+        await collected.close()
+        collected.tell([link(2)], after=0)
+        await asyncio.sleep(0.05)  # many rounds of the loop: a look would have begun
+        assert looks.seen == [{link(0)}]
+
+    play(scene)
+
+
 def test_what_comes_together_is_looked_at_together() -> None:
     async def scene(looks: Looks, collected: Changes) -> None:
         for number in range(3):

@@ -1,6 +1,7 @@
 """The agent's end and the helpers, with real processes: what is lost is found again."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -66,7 +67,10 @@ def test_a_stopped_binder_is_dead_before_its_spare_acts_and_the_answer_arrives(s
         ("take", first), ("Manage", first), ("take", second), ("Manage", second),
         (f"stop-once {flag}", second), ("after", second),
     ]  # fmt: skip
-    assert not os.path.exists(f"/proc/{first}")
+    # Dead, though its parent may not have taken notice yet.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        state = Path(f"/proc/{first}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+        assert state in "ZX"
 
 
 def test_the_lock_alone_ends_a_stopped_binder_of_another_supervisor(stage, helpers):

@@ -58,6 +58,7 @@ class Changes:
         self._all = self._loop.call_later(ALL_SECONDS, self._look_at_all)
         self._earliest = 0.0
         self._missed, self._quiet_until = 0, -math.inf
+        self._closed = False
 
     def tell(self, events: Iterable[Event], *, after: float = SETTLE_SECONDS) -> None:
         """Take in what changed; it is looked at after so many seconds, if not before."""
@@ -80,7 +81,8 @@ class Changes:
             self._missed, self._quiet_until = 0, now + SAID_SECONDS
 
     async def close(self) -> None:
-        """Look at nothing any more."""
+        """Look at nothing any more, whatever is told: what is to look may be gone by then."""
+        self._closed = True
         self._all.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -93,7 +95,7 @@ class Changes:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._looking is None and self._told:
+        if self._looking is None and self._told and not self._closed:
             self._timer = self._loop.call_at(max(self._due, self._earliest), self._look_now)
 
     def _look_now(self) -> None:
