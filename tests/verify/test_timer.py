@@ -27,6 +27,13 @@ class Hasty(Running):
         self.program = ["-c", HASTY]
 
 
+@pytest.fixture
+def hasty(mount):
+    """Such an agent; who is in its cgroups is a later fixture's, and ends before it."""
+    with serving(mount, Hasty) as agent:
+        yield agent
+
+
 def _until(inside, path, said, act=lambda: None):
     """Act again and again, until an open from within the job says this."""
     until = time.monotonic() + SECONDS
@@ -44,25 +51,24 @@ def _until(inside, path, said, act=lambda: None):
     ],
 )
 @pytest.mark.timeout(180)
-def test_fence_that_somebody_opened_is_closed_though_nobody_asks(backend, mount, in_job, hand):
-    with serving(mount, Hasty) as agent:
-        answer = agent.call("Prepare", job="1", request="rusage[gpu=1]")
-        (path,) = answer["cgroup"].values()
-        nodes = {i["id"]: i["devices"][0]["path"] for i in agent.instances("gpu")}
-        mine = nodes[answer["instances"][0]]
-        other = next(p for i, p in nodes.items() if i not in answer["instances"])
-        inside = in_job(path)
-        assert (inside.opens(mine), inside.opens(other)) == ("ENXIO", "EPERM")
+def test_fence_that_somebody_opened_is_closed_though_nobody_asks(backend, hasty, in_job, hand):
+    answer = hasty.call("Prepare", job="1", request="rusage[gpu=1]")
+    (path,) = answer["cgroup"].values()
+    nodes = {i["id"]: i["devices"][0]["path"] for i in hasty.instances("gpu")}
+    mine = nodes[answer["instances"][0]]
+    other = next(p for i, p in nodes.items() if i not in answer["instances"])
+    inside = in_job(path)
+    assert (inside.opens(mine), inside.opens(other)) == ("ENXIO", "EPERM")
 
-        def tamper() -> None:
-            if backend == "cgroup2":
-                hand.detach(path)
-            else:
-                with open(f"{path}/devices.allow", "w") as rules:
-                    rules.write("a *:* rwm")
+    def tamper() -> None:
+        if backend == "cgroup2":
+            hand.detach(path)
+        else:
+            with open(f"{path}/devices.allow", "w") as rules:
+                rules.write("a *:* rwm")
 
-        for _ in range(2):  # a timer that was not set again has its one time
-            # Where the agent was faster, it is done again: what is seen closed must have been open.
-            _until(inside, other, "ENXIO", tamper)
-            _until(inside, other, "EPERM")
-            assert inside.opens(mine) == "ENXIO"
+    for _ in range(2):  # a timer that was not set again has its one time
+        # Where the agent was faster, it is done again: what is seen closed must have been open.
+        _until(inside, other, "ENXIO", tamper)
+        _until(inside, other, "EPERM")
+        assert inside.opens(mine) == "ENXIO"
